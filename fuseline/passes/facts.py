@@ -16,6 +16,18 @@ RANDOM = frozenset({
 })
 
 
+VIEWS = frozenset({
+    "alias", "as_strided", "detach", "diagonal", "expand", "getitem", "narrow", "permute", "reshape", "select", "slice", "split",
+    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as", "view_as_complex",
+    "view_as_real", "_unsafe_view", "_reshape_alias", "chunk", "real", "imag", "lift_fresh",
+})
+
+
+def is_view(node: Node) -> bool:
+    """True for an operator whose result may show its first operand's memory."""
+    return node.op == "getitem" or node.op.split(".")[1] in VIEWS
+
+
 def is_random(node: Node) -> bool:
     """True for an operator that draws random numbers (it is neither merged, moved nor dropped)."""
     return node.op in RANDOM
