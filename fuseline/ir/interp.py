@@ -17,7 +17,21 @@ from fuseline.errors import InternalError
 from fuseline.ir.dtypes import BOOL, DType
 from fuseline.ir.expr import Div, Expr, Int, Max, Mod, Sym, evaluate
 from fuseline.ir.kernels import (
-    Buffer, Extern, Index, Kernel, Launch, Load, LoopProgram, Op, Phase, Reduce, Ref, Stmt, Store, Value, ViewOf,
+    Buffer,
+    Extern,
+    Index,
+    Kernel,
+    Launch,
+    Load,
+    LoopProgram,
+    Op,
+    Phase,
+    Reduce,
+    Ref,
+    Stmt,
+    Store,
+    Value,
+    ViewOf,
 )
 from fuseline.ir.print import show_stmt
 
@@ -75,7 +89,8 @@ class _KernelRun:
             except InternalError:
                 raise
             except Exception as error:
-                raise InternalError(f"kernel {self.kernel.label}: {type(error).__name__}: {error}", node=show_stmt(stmt)) from error
+                what = f"kernel {self.kernel.label}: {type(error).__name__}: {error}"
+                raise InternalError(what, node=show_stmt(stmt)) from error
 
     def define(self, name: str, value: torch.Tensor, rank: int) -> None:
         if name in self.values:
@@ -115,7 +130,8 @@ class _KernelRun:
             wrong = wrong & mask
             index = torch.where(mask, index, 0)
         if 0 not in self.shape and bool(wrong.any()):
-            raise InternalError(f"kernel {self.kernel.label}: index out of range of {memory.numel()} elements", node=show_stmt(stmt))
+            raise InternalError(f"kernel {self.kernel.label}: index out of range of {memory.numel()} elements",
+                                node=show_stmt(stmt))
         return index, mask
 
     def run_stmt(self, stmt: Stmt) -> None:
@@ -125,7 +141,7 @@ class _KernelRun:
             if memory.numel() == 0:                        # every element is masked, or there are no points
                 memory = torch.zeros(1, dtype=memory.dtype)
                 index = torch.zeros_like(index)
-            loaded = memory[index].to(_torch_dtype(stmt.dtype))
+            loaded = memory[index].to(_torch_dtype(stmt.dtype.compute))
             if mask is not None:
                 loaded = torch.where(mask, loaded, self.operand(stmt.other, loaded.dtype).to(loaded.dtype))
             self.define(stmt.name, loaded, self.inner)

@@ -15,7 +15,24 @@ from fuseline.ir.dtypes import DType
 from fuseline.ir.expr import Int, Sym, floor_div, maximum, modulo
 from fuseline.ir.graph import Graph, Node, ScalarType, TensorType, Type, contiguous
 from fuseline.ir.kernels import (
-    Axis, Buffer, Extern, Index, Kernel, Launch, Load, LoopProgram, Op, Output, Param, Phase, Reduce, Ref, Stmt, Store, Value, ViewOf,
+    Axis,
+    Buffer,
+    Extern,
+    Index,
+    Kernel,
+    Launch,
+    Load,
+    LoopProgram,
+    Op,
+    Output,
+    Param,
+    Phase,
+    Reduce,
+    Ref,
+    Stmt,
+    Store,
+    Value,
+    ViewOf,
 )
 
 
@@ -98,7 +115,7 @@ class _Reader:
     def fail(self, what: str) -> None:
         _, token, at = self.tokens[min(self.position, len(self.tokens) - 1)]
         line = self.text.count("\n", 0, at) + 1
-        raise ParseError(f"{what}, found {token!r} in line {line}: {self.text.splitlines()[line - 1].strip() if self.text else ''}")
+        raise ParseError(f"{what}, found {token!r} in line {line}: {self.text.split("\n")[line - 1].strip()}")
 
     def end(self) -> None:
         if self.kind() != "end":
@@ -404,7 +421,8 @@ class _Reader:
             device = f"{device}:{self.take()}"
         self.expect("inputs")
         inputs: list[object] = []
-        while self.peek() == "&" or (self.kind() == "name" and self.peek() not in ("buffer", "kernel", "launch", "extern", "return")):
+        heads = ("buffer", "kernel", "launch", "extern", "hoisted", "arena", "return")
+        while self.peek() == "&" or (self.kind() == "name" and self.peek() not in heads):
             inputs.append(self.name() if self.accept("&") else self.size())
             if not self.accept(","):
                 break

@@ -4,7 +4,22 @@ from __future__ import annotations
 from fuseline.ir.expr import Expr, Sym, substitute, symbols
 from fuseline.ir.graph import contiguous, show_arg
 from fuseline.ir.kernels import (
-    Axis, Buffer, Extern, Index, Kernel, Launch, Load, LoopProgram, Op, Output, Reduce, Ref, Stmt, Store, Value, ViewOf,
+    Axis,
+    Buffer,
+    Extern,
+    Index,
+    Kernel,
+    Launch,
+    Load,
+    LoopProgram,
+    Op,
+    Output,
+    Reduce,
+    Ref,
+    Stmt,
+    Store,
+    Value,
+    ViewOf,
 )
 
 
