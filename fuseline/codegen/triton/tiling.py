@@ -1,0 +1,221 @@
+"""How a kernel's points are spread over blocks and tiles of a GPU: the numbers that code generation and launch share.
+
+A kernel's tile has up to two dimensions. `x` flattens (some of) the outer axes, its blocks make up the grid; `y` is a second
+dimension of outer axes, used where one tensor is contiguous along one axis and another along the other (a transpose); `r`
+flattens a phase's inner axes, held whole in registers (persistent) or walked in a loop.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fuseline.ir.dtypes import DType
+from fuseline.ir.expr import Expr, Int, Sym, evaluate, linear_in, product
+from fuseline.ir.kernels import Axis, Kernel, Load, Op, Phase, Reduce, Store
+
+# 16,384 f32 values in 16 warps are 32 registers a thread for each live value; beyond, loops with reloads from L2 win.
+PERSISTENT_ELEMENTS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """x_axes: how many of the kernel's last outer axes the x dimension flattens; the others are y's (y == 0: x has all).
+
+    x, y   block extents, powers of two (1: no such tile dimension, the index is a scalar)
+    r      loop block of the inner axes; persistent kernels use each phase's own extent, rounded up to a power of two
+    """
+    x: int
+    y: int = 0
+    r: int = 0
+    x_axes: int = 0
+    persistent: bool = False
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What tiling needs to know of the device."""
+    multiprocessors: int = 132
+    capability: int = 90
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(0, (n - 1).bit_length())
+
+
+def value(extent: Int, hints: Mapping[str, int]) -> int:
+    """The extent with size symbols taken from hints (8192 for one without)."""
+    if isinstance(extent, int):
+        return extent
+    return evaluate(extent, _Default(hints))
+
+
+class _Default(dict):
+    def __missing__(self, key: str) -> int:
+        return 8192
+
+
+def extent(axes: tuple[Axis, ...]) -> Int:
+    return product(tuple(a.extent for a in axes))
+
+
+def accesses(kernel: Kernel) -> list[tuple[Int, int]]:
+    """(index, bytes of an element) of each distinct load and store."""
+    dtype: dict[str, DType] = {p.name: p.dtype for p in kernel.params}
+    found: dict[tuple[str, Int], int] = {}
+    for phase in kernel.phases:
+        for stmt in phase.body:
+            if isinstance(stmt, (Load, Store)):
+                found[(stmt.buffer, stmt.index)] = dtype[stmt.buffer].size
+    return [(index, size) for (_, index), size in found.items()]
+
+
+def unit_stride_bytes(kernel: Kernel, sym: Sym) -> int:
+    """Bytes of the accesses whose index steps by one element along `sym`: what is lost if it is not the fastest."""
+    total = 0
+    for index, size in accesses(kernel):
+        linear = linear_in(index, sym) if isinstance(index, Expr) else None
+        if linear is not None and linear[0] == 1:
+            total += size
+    return total
+
+
+def choose(kernel: Kernel, hints: Mapping[str, int] = {}, chip: Chip = Chip()) -> Tiling:
+    """The default tiling. hints: the sizes of the call at hand, by name; chosen in steps of powers of two."""
+    if any(phase.axes for phase in kernel.phases):
+        return _choose_reduction(kernel, hints, chip)
+    return _choose_pointwise(kernel, hints, chip)
+
+
+def _choose_pointwise(kernel: Kernel, hints: Mapping[str, int], chip: Chip) -> Tiling:
+    axes = kernel.axes
+    points = value(extent(axes), hints)
+    if points <= 1:
+        return Tiling(1, x_axes=len(axes), num_warps=1)
+    transposed = _transposed(kernel, hints)
+    if transposed:
+        blocks = -(-value(extent(axes[:-1]), hints) // 32) * -(-value(axes[-1].extent, hints) // 64)
+        wide = 64 if blocks >= chip.multiprocessors else 32
+        return Tiling(wide, 32, x_axes=1, num_warps=4)
+    smallest = min((size for _, size in accesses(kernel)), default=4)
+    block = 1024 if smallest >= 2 else 2048
+    if len(kernel.params) > 8 or any(size == 8 for _, size in accesses(kernel)):
+        block = 512
+    while block > 128 and points // block < 2 * chip.multiprocessors:
+        block //= 2
+    block = min(block, max(32, next_power_of_2(points)))
+    return Tiling(block, x_axes=len(axes), num_warps=4 if block >= 128 else max(1, block // 32))
+
+
+def _transposed(kernel: Kernel, hints: Mapping[str, int]) -> bool:
+    """Some access is contiguous along an outer axis other than the last and the plane is big enough for square tiles."""
+    if len(kernel.axes) < 2:
+        return False
+    last = kernel.axes[-1]
+    if value(last.extent, hints) < 16 or unit_stride_bytes(kernel, last.sym) == 0:
+        return False
+    other = kernel.axes[-2]
+    return value(other.extent, hints) >= 16 and unit_stride_bytes(kernel, other.sym) > 0
+
+
+def reduction_is_inner(kernel: Kernel) -> bool:
+    """True if most bytes are contiguous along the last inner axis of the phases rather than along the last outer axis."""
+    inner = sum(unit_stride_bytes(kernel, axis.sym) for axis in {p.axes[-1] for p in kernel.phases if p.axes})
+    outer = unit_stride_bytes(kernel, kernel.axes[-1].sym) if kernel.axes else 0
+    return inner >= outer
+
+
+def live_values(kernel: Kernel) -> int:
+    """How many per-element values of an earlier phase a later one reads: what a persistent kernel keeps in registers."""
+    made: dict[str, int] = {}
+    kept: set[str] = set()
+    for number, phase in enumerate(kernel.phases):
+        for stmt in phase.body:
+            for arg in names_read(stmt):
+                if arg in made and made[arg] != number:
+                    kept.add(arg)
+            if phase.axes and isinstance(stmt, (Load, Op)):
+                made[stmt.name] = number
+    return len(kept)
+
+
+def names_read(stmt: object) -> tuple[str, ...]:
+    """The values that a statement reads by name (indirect index symbols not among them)."""
+    if isinstance(stmt, Load):
+        names = (stmt.mask, stmt.other)
+    elif isinstance(stmt, Store):
+        names = (stmt.value, stmt.mask)
+    elif isinstance(stmt, (Op, Reduce)):
+        names = stmt.args
+    else:
+        names = ()
+    return tuple(n for n in names if isinstance(n, str))
+
+
+def _choose_reduction(kernel: Kernel, hints: Mapping[str, int], chip: Chip) -> Tiling:
+    phases: list[Phase] = [p for p in kernel.phases if p.axes]
+    points = value(extent(kernel.axes), hints)
+    constant = all(isinstance(extent(p.axes), int) for p in phases)
+    longest = max(max(1, value(extent(p.axes), hints)) for p in phases)
+    x_axes = len(kernel.axes)
+    live = max(1, live_values(kernel))
+    fits = constant and next_power_of_2(longest) * min(live, 4) <= 2 * PERSISTENT_ELEMENTS and longest <= PERSISTENT_ELEMENTS
+    if reduction_is_inner(kernel):
+        if fits:
+            row = next_power_of_2(longest)
+            rows = 1
+            while rows * row < 1024 and points // (2 * rows) >= 2 * chip.multiprocessors:
+                rows *= 2
+            rows = min(rows, next_power_of_2(points))
+            return Tiling(rows, x_axes=x_axes, persistent=True, num_warps=_warps(rows * row))
+        block = 2048 if longest >= 2048 else next_power_of_2(longest)
+        if longest >= 65536 and live == 1:
+            block = 4096
+        return Tiling(1, r=block, x_axes=x_axes, num_warps=_warps(block))
+    # Columns: neighbouring threads take neighbouring outer points.
+    columns = 64
+    while columns > 8 and -(-points // columns) < chip.multiprocessors:
+        columns //= 2
+    columns = min(columns, next_power_of_2(points))
+    row = next_power_of_2(longest)
+    if fits and row * columns <= 4096:
+        return Tiling(columns, x_axes=x_axes, persistent=True, num_warps=_warps(row * columns))
+    block = max(1, min(row, 2048 // columns))
+    return Tiling(columns, r=block, x_axes=x_axes, num_warps=_warps(block * columns))
+
+
+def _warps(elements: int) -> int:
+    """8 elements a thread up to 16 warps, more beyond."""
+    return max(1, min(16, elements // 256))
+
+
+def alternatives(kernel: Kernel, hints: Mapping[str, int] = {}, chip: Chip = Chip()) -> list[Tiling]:
+    """The default tiling and a few that max-autotune measures against it."""
+    default = choose(kernel, hints, chip)
+    found = [default]
+    if default.y:
+        found += [replace(default, x=64, y=64, num_warps=8), replace(default, x=32, y=32), replace(default, x=64, y=16)]
+    elif not default.persistent and not default.r:
+        for factor, warps in ((0.5, 4), (2, 4), (2, 8), (4, 8)):
+            block = int(default.x * factor)
+            if 64 <= block <= 4096:
+                found.append(replace(default, x=block, num_warps=warps))
+    else:
+        for warps in (default.num_warps * 2, default.num_warps // 2):
+            if 1 <= warps <= 32:
+                found.append(replace(default, num_warps=warps))
+        if default.r:
+            for block in (default.r * 2, default.r // 2, default.r * 4):
+                if 1 <= block * default.x <= 16384:
+                    found.append(replace(default, r=block))
+        if default.x > 8:
+            found.append(replace(default, x=default.x // 2))
+    return list(dict.fromkeys(found))
+
+
+def blocks(kernel: Kernel, tiling: Tiling) -> tuple[Int, Int]:
+    """(points along x, points along y): the grid has ceil(x / tiling.x) * ceil(y / tiling.y) blocks."""
+    if tiling.y:
+        return extent(kernel.axes[-tiling.x_axes:]), extent(kernel.axes[:-tiling.x_axes])
+    return extent(kernel.axes), 1
