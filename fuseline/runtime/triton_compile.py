@@ -1,0 +1,211 @@
+"""Compiles many Triton kernels at once, in worker processes that never import torch; results are kept on disk.
+
+This process does not import Triton at all: a worker returns machine code and what a launch must know of it. The workers
+start with the first request (or `start_workers`, which returns at once) and live as long as this process.
+"""
+from __future__ import annotations
+
+import atexit
+import base64
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+
+from fuseline.codegen.triton.emit import TritonSource
+from fuseline.errors import InternalError
+from fuseline.log import emit as log
+
+MAX_WORKERS = 16              # one kernel takes 0.15 s of one core; a model has some tens of distinct ones
+FORMAT = 1                    # of the disk cache's entries
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Machine code of one kernel. shared: bytes of dynamic shared memory a block needs; scratch: of global memory (0)."""
+    name: str
+    cubin: bytes
+    shared: int
+    num_warps: int
+    scratch: int = 0
+
+
+class _Server:
+    """The worker process and the answers awaited from it."""
+
+    def __init__(self, workers: int) -> None:
+        self.pid = os.getpid()
+        script = str(pathlib.Path(__file__).with_name("triton_worker.py"))
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment.setdefault("TRITON_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"fuseline-triton-{os.getuid()}"))
+        self.process = subprocess.Popen([sys.executable, script, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        env=environment, text=True)
+        self.pending: dict[int, Future] = {}
+        self.numbers = itertools.count()
+        self.lock = threading.Lock()
+        threading.Thread(target=self._read, name="fuseline-triton-answers", daemon=True).start()
+
+    def submit(self, request: dict) -> Future:
+        future: Future = Future()
+        with self.lock:
+            request["id"] = next(self.numbers)
+            self.pending[request["id"]] = future
+            try:
+                self.process.stdin.write(json.dumps(request) + "\n")
+                self.process.stdin.flush()
+            except OSError as error:
+                self.pending.pop(request["id"])
+                future.set_exception(InternalError(f"the Triton compile process is gone: {error}"))
+        return future
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            answer = json.loads(line)
+            with self.lock:
+                future = self.pending.pop(answer["id"], None)
+            if future is not None:
+                future.set_result(answer)
+        with self.lock:
+            left, self.pending = list(self.pending.values()), {}
+        for future in left:
+            future.set_exception(InternalError("the Triton compile process ended before it answered"))
+
+    def alive(self) -> bool:
+        return self.pid == os.getpid() and self.process.poll() is None
+
+    def stop(self) -> None:
+        if self.pid == os.getpid():
+            self.process.stdin.close()
+
+
+_server: _Server | None = None
+_lock = threading.Lock()
+_known: dict[tuple, Future] = {}                  # every binary of this process, by key
+
+
+def start_workers() -> None:
+    """Start the compile process if it is not there; returns at once, while it is still importing Triton."""
+    global _server
+    with _lock:
+        if _server is None or not _server.alive():
+            _server = _Server(min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+            atexit.register(_server.stop)
+
+
+def submit(source: TritonSource, arch: int) -> Future:
+    """A future of the Binary for compute capability `arch` (90). The same source is compiled once."""
+    key = (source, arch)
+    with _lock:
+        future = _known.get(key)
+        if future is not None and not (future.done() and future.exception()):
+            return future
+        future = _known[key] = Future()
+    path = _path(source, arch)
+    stored = _read(path)
+    if stored is not None:
+        future.set_result(stored)
+        return future
+    start_workers()
+    log("code", source.text)
+    request = {**asdict(source), "arch": arch}
+    _server.submit(request).add_done_callback(functools.partial(_deliver, future, path))
+    return future
+
+
+def compile_all(sources: Sequence[TritonSource], arch: int) -> list[Binary]:
+    """Compile in parallel. Raises InternalError with the compiler's message and the source for one that fails."""
+    return [f.result() for f in [submit(s, arch) for s in sources]]
+
+
+def _deliver(future: Future, path: pathlib.Path | None, answered: Future) -> None:
+    error = answered.exception()
+    if error is not None:
+        future.set_exception(error)
+        return
+    answer = answered.result()
+    if "error" in answer:
+        future.set_exception(InternalError(f"Triton could not compile a kernel\n{answer['error']}"))
+        return
+    binary = Binary(answer["name"], base64.b64decode(answer["cubin"]), answer["shared"], answer["num_warps"], answer["scratch"])
+    if binary.scratch:
+        future.set_exception(InternalError(f"kernel {binary.name} wants {binary.scratch} bytes of global scratch memory"))
+        return
+    _write(path, binary)
+    future.set_result(binary)
+
+
+# ---------------------------------------------------------------- disk
+
+@functools.lru_cache(maxsize=1)
+def _directory() -> pathlib.Path | None:
+    """Where binaries are kept, private to the user; None if there is no place to write."""
+    root = os.environ.get("FUSELINE_CACHE_DIR")
+    if root is None:
+        import platformdirs
+        root = platformdirs.user_cache_dir("fuseline")
+    path = pathlib.Path(root) / "triton"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return path
+
+
+@functools.lru_cache(maxsize=1)
+def _compiler_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _path(source: TritonSource, arch: int) -> pathlib.Path | None:
+    directory = _directory()
+    if directory is None:
+        return None
+    facts = json.dumps([FORMAT, _compiler_version(), arch, asdict(source)], sort_keys=True)
+    return directory / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+
+
+def _read(path: pathlib.Path | None) -> Binary | None:
+    """An entry of the cache; None for one that is absent, damaged or another user's."""
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            entry = json.loads(file.read())
+        cubin = base64.b64decode(entry["cubin"], validate=True)
+        if hashlib.sha256(cubin).hexdigest() != entry["sha256"]:
+            return None
+        return Binary(str(entry["name"]), cubin, int(entry["shared"]), int(entry["num_warps"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: pathlib.Path | None, binary: Binary) -> None:
+    if path is None:
+        return
+    entry = {"name": binary.name, "shared": binary.shared, "num_warps": binary.num_warps,
+             "sha256": hashlib.sha256(binary.cubin).hexdigest(), "cubin": base64.b64encode(binary.cubin).decode()}
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(entry, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        log("cache", f"could not write {path}: {error}")
+
+
+
