@@ -114,8 +114,9 @@ class _Reader:
 
     def fail(self, what: str) -> None:
         _, token, at = self.tokens[min(self.position, len(self.tokens) - 1)]
-        line = self.text.count("\n", 0, at) + 1
-        raise ParseError(f"{what}, found {token!r} in line {line}: {self.text.split("\n")[line - 1].strip()}")
+        line = self.text.count("\n", 0, at)
+        context = self.text.split("\n")[line].strip()
+        raise ParseError(f"{what}, found {token!r} in line {line + 1}: {context}")
 
     def end(self) -> None:
         if self.kind() != "end":
