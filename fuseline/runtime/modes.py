@@ -1,0 +1,50 @@
+"""Process state that compiled code relies on: what a "mode" guard's name stands for, and how generated code reads it.
+
+Capture puts `Guard(None, "mode", (name, state))` with the state as `read(name)` gives it.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fuseline import torch_internals
+
+dispatch_keys = torch_internals.dispatch_keys
+
+# name -> (reader, words for explanations)
+_MODES = {
+    "grad": (torch.is_grad_enabled, "grad mode"),
+    "inference": (torch.is_inference_mode_enabled, "inference mode"),
+    "autocast": (torch_internals.autocast_state, "autocast"),
+    "default_dtype": (torch.get_default_dtype, "default dtype"),
+    "default_device": (torch_internals.default_device, "default device"),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, "deterministic algorithms"),
+    "torch_function": (torch_internals.user_modes_active, "active torch modes"),
+    "functorch": (torch_internals.functorch_depth, "depth of torch.func transforms"),
+    "num_threads": (torch.get_num_threads, "number of threads"),
+}
+NAMESPACE: dict[str, Any] = {f"_mode_{name}": reader for name, (reader, _) in _MODES.items()} | {"_dispatch_keys": dispatch_keys}
+
+
+def _known(name: str) -> None:
+    if name not in _MODES:
+        raise ValueError(f"unknown mode {name!r}; the modes are {', '.join(_MODES)}")
+
+
+def read(name: str) -> Any:
+    """The state of a mode now. Raises ValueError for an unknown name."""
+    _known(name)
+    return _MODES[name][0]()
+
+
+def describe(name: str) -> str:
+    return _MODES[name][1]
+
+
+def differs(name: str, expected: str) -> str:
+    """The condition, in generated code, under which the mode is not `expected` (an expression)."""
+    _known(name)
+    if expected in ("True", "False"):
+        return f"{'not ' if expected == 'True' else ''}_mode_{name}()"
+    return f"_mode_{name}() != {expected}"
