@@ -1,11 +1,15 @@
-"""How capture ends early: at one instruction, for a whole frame, by starting anew, or because the user's program raised."""
+"""How capture ends early: at one instruction, for a whole frame, by starting anew, or because the user's program raised.
+
+Break, RestartCapture and RegionEnd are control flow of the interpreter, so they derive from BaseException: they must
+pass through native code that catches Exception (a `sorted` key function that breaks, a library's try/except).
+"""
 from __future__ import annotations
 
 from fuseline.errors import NotSupported
 from fuseline.ir.region import GraphBreak
 
 
-class Break(Exception):
+class Break(BaseException):
     """The region ends at the current instruction, which Python itself executes.
 
     reason   a GraphBreak; the interpreter fills in `where` and `stack` if they are empty
@@ -24,8 +28,24 @@ class CannotCapture(NotSupported):
         self.reason = reason
 
 
-class RestartCapture(Exception):
-    """What was interpreted so far must be thrown away: the interpreter begins the region anew, knowing more."""
+class RestartCapture(BaseException):
+    """What was interpreted so far must be thrown away: the region is interpreted anew and breaks at the step given.
+
+    step     number of the instruction, counted from the start of the region, at which to break
+    reason   the GraphBreak to end with there
+    """
+
+    def __init__(self, step: int, reason: GraphBreak) -> None:
+        super().__init__(step, reason.kind)
+        self.step, self.reason = step, reason
+
+
+class RegionEnd(BaseException):
+    """Unwinds the interpreter once the end of the region (a Returned, Broke or Raised) is known."""
+
+    def __init__(self, end: object) -> None:
+        super().__init__()
+        self.end = end
 
 
 class ProgramError(Exception):

@@ -1,0 +1,95 @@
+"""Callables that look at the interpreter itself: the frame that calls them, the exception being handled, whether we capture."""
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fuseline.capture.errors import ProgramError
+from fuseline.capture.frame import Unread
+from fuseline.ir.region import Pinned
+
+if TYPE_CHECKING:
+    from fuseline.capture.interpret import Interpreter
+
+SPECIAL: dict[Any, Callable[[Interpreter, tuple, dict], Any]] = {}
+
+
+def special(*targets: Any) -> Callable:
+    """Register what a call of each target does during capture: function(interpreter, args, kwargs) -> value."""
+    def register(function: Callable) -> Callable:
+        for target in targets:
+            SPECIAL[target] = function
+        return function
+    return register
+
+
+@special(super)
+def super_(interpreter: Interpreter, args: tuple, kwargs: dict) -> Any:
+    """`super()` finds its class in the cell `__class__` and the instance in the first argument of the frame."""
+    if not args:
+        frame = interpreter.frames[-1]
+        code = frame.code.code
+        if "__class__" not in frame.locals or not code.co_argcount and frame.code.varargs is None:
+            raise ProgramError(RuntimeError("super(): __class__ cell not found"))
+        first = code.co_varnames[0]
+        owner = interpreter.world.load_cell(frame.locals["__class__"])
+        instance = frame.locals[first]
+        if first in code.co_cellvars:
+            instance = interpreter.world.load_cell(instance)
+        if type(instance) is Unread:
+            instance = frame.locals[first] = interpreter.world.read(instance.value, instance.source)
+        args = (owner, instance)
+    try:
+        return super(*args)
+    except TypeError as error:
+        raise ProgramError(error) from None
+
+
+@special(sys.exc_info)
+def exc_info(interpreter: Interpreter, args: tuple, kwargs: dict) -> tuple:
+    error = interpreter.handled
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+if hasattr(sys, "exception"):
+    @special(sys.exception)
+    def exception(interpreter: Interpreter, args: tuple, kwargs: dict) -> BaseException | None:
+        return interpreter.handled
+
+
+@special(builtins.locals)
+def locals_(interpreter: Interpreter, args: tuple, kwargs: dict) -> dict:
+    """The names bound in the calling frame, in CPython's order, as a new dict."""
+    frame, world = interpreter.frames[-1], interpreter.world
+    if frame.namespace is not None:
+        return frame.namespace
+    code = frame.code.code
+    found = {}
+    for name in dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars)):
+        if name not in frame.locals:
+            continue
+        value = frame.locals[name]
+        if type(value) is Unread:
+            value = frame.locals[name] = world.read(value.value, value.source)
+        if name in code.co_cellvars or name in code.co_freevars:
+            try:
+                value = world.load_cell(value)
+            except ValueError:
+                continue
+        found[name] = value
+    return found
+
+
+@special(builtins.globals)
+def globals_(interpreter: Interpreter, args: tuple, kwargs: dict) -> dict:
+    namespace = interpreter.frames[-1].globals
+    return interpreter.world.read(namespace, Pinned(namespace))
+
+
+@special(torch.compiler.is_compiling)
+def is_compiling(interpreter: Interpreter, args: tuple, kwargs: dict) -> bool:
+    return True
