@@ -189,9 +189,7 @@ def log_sigmoid_forward(context: Context, x: View) -> tuple:
         return k.op("minimum", v, 0.0) - k.op("log1p", k.op("exp", -k.op("abs", v)))
     out = context.elementwise(logarithm, (x,), "result", out=context.result(first))
     buffer = context.result(second)
-    if not buffer.empty:
-        context.elementwise(lambda k, v: k.op("exp", -k.op("abs", v)), (x,), "result", out=buffer)
-    return out, buffer
+    return out, context.elementwise(lambda k, v: k.op("exp", -k.op("abs", v)), (x,), "result", out=buffer)
 
 
 @lowering("aten.log_sigmoid_backward.default")

@@ -8,7 +8,7 @@ from fuseline.errors import InternalError, LoweringError
 from fuseline.ir.dtypes import DType
 from fuseline.ir.expr import Expr
 from fuseline.ir.graph import Node, Size, TensorType, contiguous
-from fuseline.ir.kernels import Buffer, Step
+from fuseline.ir.kernels import Buffer, Extern, Step
 from fuseline.lower.builder import KernelBuilder, Number, Val
 from fuseline.lower.promotion import result_type, round_number
 from fuseline.lower.views import View, expand, reshape, storage_stride
@@ -104,10 +104,16 @@ class Context:
         name = self.node.op
         self.steps.append(kernel.launch(name.split(".")[1] if "." in name else name, name, self.node.origin))
 
+    def nothing(self, out: View) -> View:
+        """A result without elements: memory from PyTorch, no kernel."""
+        kwargs = (("device", out.device), ("dtype", out.dtype))
+        self.steps.append(Extern("aten.empty_strided.default", (out.shape, out.stride), kwargs, (out.buffer,)))
+        return out
+
     def fill(self, out: View, value: Callable[[KernelBuilder, tuple[Size, ...]], Val]) -> View:
         """One kernel over out's axes that stores value(kernel, index) at each index."""
         if out.empty:
-            return out
+            return self.nothing(out)
         kernel = self.kernel()
         index = kernel.axes(out.shape)
         kernel.phase()

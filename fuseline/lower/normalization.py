@@ -45,7 +45,7 @@ def softmax(context: Context, x: View, dim: int, half_to_float: bool) -> View:
     out, axes = context.result(), normalize_axes(dim, x.rank)
     dtype = out.dtype.compute
     if x.empty:
-        return out
+        return context.nothing(out)
     _, powers = _exponentials(context, x, axes, dtype)
     total = _row(context, powers, axes, "sum", dtype)
     return context.fill(out, lambda k, i: k.load(powers, i) / k.load(total, i))
@@ -56,7 +56,7 @@ def log_softmax(context: Context, x: View, dim: int, half_to_float: bool) -> Vie
     out, axes = context.result(), normalize_axes(dim, x.rank)
     dtype = out.dtype.compute
     if x.empty:
-        return out
+        return context.nothing(out)
     largest, powers = _exponentials(context, x, axes, dtype)
     total = _row(context, powers, axes, "sum", dtype)
     return context.fill(out, lambda k, i: k.cast(k.load(x, i), dtype) - k.load(largest, i) - k.op("log", k.load(total, i)))
@@ -67,7 +67,7 @@ def softmax_backward(context: Context, grad: View, y: View, dim: int, input_dtyp
     out, axes = context.result(), normalize_axes(dim, y.rank)
     dtype = y.dtype.compute
     if y.empty:
-        return out
+        return context.nothing(out)
     dot = _row(context, y, axes, "sum", dtype, lambda k, i: k.cast(k.load(grad, i), dtype) * k.load(y, i))
     return context.fill(out, lambda k, i: k.load(y, i) * (k.cast(k.load(grad, i), dtype) - k.load(dot, i)))
 
@@ -77,7 +77,7 @@ def log_softmax_backward(context: Context, grad: View, y: View, dim: int, input_
     out, axes = context.result(), normalize_axes(dim, y.rank)
     dtype = y.dtype.compute
     if y.empty:
-        return out
+        return context.nothing(out)
     total = _row(context, grad, axes, "sum", dtype)
     return context.fill(out, lambda k, i: k.cast(k.load(grad, i), dtype) - k.op("exp", k.load(y, i)) * k.load(total, i))
 

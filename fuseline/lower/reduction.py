@@ -26,8 +26,10 @@ def reduce_over(context: Context, shape: Sequence[Size], axes: Sequence[int], ou
     The outs have the kept axes, in order, or those and extents of 1 in the place of the reduced ones.
     """
     kept = [a for a in range(len(shape)) if a not in axes]
-    first = next(o for o in outs if o is not None)
-    if first.empty:
+    stored = [o for o in outs if o is not None]
+    if stored[0].empty:
+        for out in stored:
+            context.nothing(out)
         return
     kernel = context.kernel()
     outer = dict(zip(kept, kernel.axes([shape[a] for a in kept])))

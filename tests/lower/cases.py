@@ -12,7 +12,7 @@ from fuseline.ir.kernels import LoopProgram
 from fuseline.ir.verify import verify_program
 from fuseline.lower.lower import lower
 
-FORMATS = {torch.contiguous_format: "contiguous_format", torch.preserve_format: "preserve_format",
+FORMATS = {torch.contiguous_format: "contiguous", torch.preserve_format: "preserve",
            torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last_3d"}
 
 
