@@ -12,7 +12,7 @@ import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fuseline.ir.region import Attr, Builtin, Cell, CellOf, ClassDict, Global, InDict, Item, KeyAt, Local, Pinned, Source, TypeOf
+from fuseline.ir.region import Attr, Builtin, Cell, CellObject, CellOf, ClassDict, Global, InDict, Item, KeyAt, Local, Pinned, Source, TypeOf
 
 
 def parameter(name: str) -> str:
@@ -123,6 +123,8 @@ class Fetcher:
                 return parameter(name)
             case Cell(name):
                 return f"C[{self._cells[name]}].cell_contents"
+            case CellObject(name):
+                return f"C[{self._cells[name]}]"
             case CellOf(function, index):
                 return f"{self.name(function)}.__closure__[{index}].cell_contents"
             case Global(name, namespace):
@@ -158,6 +160,8 @@ def fetch(source: Source, arguments: Mapping[str, Any], cells: Mapping[str, Any]
             return arguments[name]
         case Cell(name):
             return cells[name].cell_contents
+        case CellObject(name):
+            return cells[name]
         case CellOf(function, index):
             return fetch(function, arguments, cells).__closure__[index].cell_contents
         case Global(name, namespace):
@@ -188,7 +192,7 @@ def describe(source: Source | None) -> str:
             return "the process"
         case Local(name):
             return name
-        case Cell(name):
+        case Cell(name) | CellObject(name):
             return name
         case CellOf(function, index):
             return f"closure variable {index} of {describe(function)}"

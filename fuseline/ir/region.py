@@ -31,6 +31,12 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class CellObject:
+    """The closure cell itself (not its contents) for the free variable `name` of the code that runs."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellOf:
     """The contents of a closure cell of another function: `function.__closure__[index].cell_contents`."""
     function: Source
@@ -103,7 +109,7 @@ class KeyAt:
     index: int
 
 
-Source = Union[Local, Cell, CellOf, Global, Builtin, Pinned, Attr, InDict, TypeOf, ClassDict, Item, KeyAt]
+Source = Union[Local, Cell, CellObject, CellOf, Global, Builtin, Pinned, Attr, InDict, TypeOf, ClassDict, Item, KeyAt]
 
 
 # ---------------------------------------------------------------- guards
