@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 
 from fuseline.errors import LoweringError
+from fuseline.ir.dtypes import BOOL, I64
 from fuseline.ir.graph import Size
 from fuseline.lower.builder import KernelBuilder, Val
-from fuseline.lower.context import Context, lowering
+from fuseline.lower.context import Context, lowering, scalar
 from fuseline.lower.views import View, expand, normalize_axis
 
 
@@ -84,3 +85,43 @@ def index(context: Context, x: View, indices: Sequence[View | None]) -> View:
             source.append(row)
         return k.load(x, source, mask, outside(x))
     return context.fill(out, value)
+
+
+# ---------------------------------------------------------------- writing at places that a tensor names
+
+MAX_SCATTERED = 4                      # entries along the axis that are worth comparing with at every element
+
+
+def _scatter(context: Context, x: View, dim: int, index: View, source: object, add: bool) -> View:
+    """As selects: each element compares its place with the few indices that could name it. No order of writes is left open."""
+    out, axis = context.result(), normalize_axis(dim, x.rank)
+    entries = index.shape[axis] if index.rank == x.rank and x.rank else None
+    if not isinstance(entries, int) or entries > MAX_SCATTERED:
+        raise LoweringError("a scatter of many entries")
+    if any(a != axis and x.shape[a] != index.shape[a] for a in range(x.rank)) or (add and out.dtype == BOOL):
+        raise LoweringError("a scatter into a part of the tensor, or a sum of booleans")
+
+    def value(k: KernelBuilder, place: tuple[Size, ...]) -> Val:
+        here, found = k.index(place[axis]), k.load(x, place)
+        for entry in range(entries):
+            at = (*place[:axis], entry, *place[axis + 1:])
+            named = k.cast(k.load(index, at), I64).equals(here)
+            new = scalar(k, source, at, out.dtype)
+            found = k.where(named, found + new if add else new, found)
+        return found
+    return context.fill(out, value)
+
+
+@lowering("aten.scatter.value")
+def scatter_value(context: Context, x: View, dim: int, index: View, value: object) -> View:
+    return _scatter(context, x, dim, index, value, False)
+
+
+@lowering("aten.scatter.src")
+def scatter_src(context: Context, x: View, dim: int, index: View, src: View) -> View:
+    return _scatter(context, x, dim, index, src, False)
+
+
+@lowering("aten.scatter_add.default")
+def scatter_add(context: Context, x: View, dim: int, index: View, src: View) -> View:
+    return _scatter(context, x, dim, index, src, True)
