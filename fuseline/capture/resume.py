@@ -392,9 +392,9 @@ def _step(instr: Instr, raw: dis.Instruction, before: Layout) -> _Step:
     """What an instruction does to the layout. Loads of methods become loads of attributes, called with a NULL below."""
     name, nulls, location = instr.name, before.nulls, instr.location
     bound = before.locals
-    if name == "STORE_FAST" and instr.arg not in bound:
+    if name == "STORE_FAST" and instr.arg not in bound and not nulls[-1]:
         bound = (*bound, instr.arg)
-    elif name == "DELETE_FAST":
+    elif name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR") or name == "STORE_FAST" and nulls[-1]:
         bound = tuple(n for n in bound if n != instr.arg)
 
     def after(flags: Sequence[bool], physical: Sequence[bool] | None = None) -> _After:
@@ -413,6 +413,8 @@ def _step(instr: Instr, raw: dis.Instruction, before: Layout) -> _Step:
         return _Step(after((*nulls[:-3], True, False), (*nulls[:-3], False)), replacement=replacement)
     if name == "LOAD_GLOBAL" and instr.arg[0]:
         return _Step(after((*nulls, True, False)))
+    if name == "LOAD_FAST_AND_CLEAR":                     # inlined comprehensions of 3.12 put the outer variable aside
+        return _Step(after((*nulls, instr.arg not in before.locals)))
     if name == "PUSH_NULL":
         return _Step(after((*nulls, True)))
     if name == "SWAP":

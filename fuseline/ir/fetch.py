@@ -125,6 +125,8 @@ class Fetcher:
                 return f"C[{self._cells[name]}].cell_contents"
             case CellObject(name):
                 return f"C[{self._cells[name]}]"
+            case CellObject(name):
+                return f"C[{self._cells[name]}]"
             case CellOf(function, index):
                 return f"{self.name(function)}.__closure__[{index}].cell_contents"
             case Global(name, namespace):
@@ -160,6 +162,8 @@ def fetch(source: Source, arguments: Mapping[str, Any], cells: Mapping[str, Any]
             return arguments[name]
         case Cell(name):
             return cells[name].cell_contents
+        case CellObject(name):
+            return cells[name]
         case CellObject(name):
             return cells[name]
         case CellOf(function, index):
