@@ -6,7 +6,11 @@ tried with (2.11 and 2.14). It may import `torch.fx.experimental`, `torch._subcl
 """
 from __future__ import annotations
 
+import functools
+
 import torch
+from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 
 from fuseline.ir import dtypes
 
@@ -77,3 +81,86 @@ def is_effectful(name: str) -> bool:
     """True if calling the operator again, or not calling it, could be noticed: it draws random numbers or changes an argument."""
     found = operator(name)
     return found is None or found._schema.is_mutable or torch.Tag.nondeterministic_seeded in found.tags
+
+
+# ---------------------------------------------------------------- tracing
+
+def core_decompositions() -> dict:
+    """torch's decompositions to the core ATen operators, those that apply below autograd: operator -> function."""
+    from torch._decomp import _core_aten_decompositions_post_autograd      # slow to import, needed only when tracing
+    return _core_aten_decompositions_post_autograd()
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, _FakeTensor)
+
+
+def new_fake_mode(shape_env: object = None) -> _FakeTensorMode:
+    return _FakeTensorMode(shape_env=shape_env)
+
+
+def to_fake(mode: _FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor with the geometry of a real one, all sizes constant."""
+    return mode.from_tensor(tensor, static_shapes=True)
+
+
+def no_dispatch() -> object:
+    """A context in which operators run on real tensors, whatever dispatch modes are on."""
+    return torch._C._DisableTorchDispatch()
+
+
+def disable_autocast() -> object:
+    """A context (cheap: a C++ guard) in which no operator is cast by autocast."""
+    return torch._C._DisableAutocast()
+
+
+def any_autocast_enabled() -> bool:
+    return torch._C._is_any_autocast_enabled()
+
+
+def autograd_sequence_number() -> int:
+    """The number that the next node of autograd's graph on this thread will get."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def current_backward_sequence_number() -> int | None:
+    """The number of the autograd node whose backward is running on this thread, or None outside backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def foreach_loop(func: torch._ops.OpOverload) -> object:
+    """A foreach operator as a function that runs one operator a tensor."""
+    return lambda *args, **kwargs: func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
+def is_composite(func: torch._ops.OpOverload) -> bool:
+    """True if PyTorch itself implements the operator by others, for every device and for autograd."""
+    return func._can_decompose()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements fill their part of the memory without gaps or overlaps."""
+    return torch._prims_common.is_non_overlapping_and_dense(tensor)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two living tensors have in common if and only if they share a storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def unsupported_in_trace() -> tuple[type[Exception], ...]:
+    """What fake tensors raise where the result would depend on data or the operator cannot be traced."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException,
+    )
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+    return (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
+            UnsupportedOperatorException, GuardOnDataDependentSymNode)
+
+
+@functools.cache
+def is_random(name: str) -> bool:
+    """True for an operator that draws random numbers when called with its usual arguments."""
+    found = operator(name)
+    return found is not None and torch.Tag.nondeterministic_seeded in found.tags
