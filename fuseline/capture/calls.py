@@ -34,12 +34,12 @@ NOT_INLINED = {
 
 def check_inlined(function: FunctionType) -> None:
     """Raise Break if a call of the Python function must be left to Python."""
+    if function.__dict__ and ("_fuseline_disabled" in function.__dict__ or "_torchdynamo_disable" in function.__dict__):
+        raise break_here("disabled", f"{function.__qualname__} is marked as not to be compiled", "remove the mark to compile it")
     module = function.__globals__.get("__name__") or ""
     known = NOT_INLINED.get(module.partition(".")[0])
     if known is not None:
         raise break_here(known[0], f"{module}.{function.__qualname__} is not captured", known[1])
-    if getattr(function, "__fuseline_disabled__", False) or getattr(function, "_torchdynamo_disable", False):
-        raise break_here("disabled", f"{function.__qualname__} is marked as not to be compiled", "remove the mark to compile it")
 
 
 # ---------------------------------------------------------------- arguments

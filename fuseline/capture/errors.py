@@ -49,11 +49,15 @@ class RegionEnd(BaseException):
 
 
 class ProgramError(Exception):
-    """The user's program raised `value`: an exception object on the symbolic level, routed to its handlers as CPython would."""
+    """The user's program raised `value`: an exception object on the symbolic level, routed to its handlers as CPython would.
+
+    step, where   set by the interpreter: the instruction before which the region can end, and the line that raised
+    """
 
     def __init__(self, value: BaseException) -> None:
         super().__init__(value)
         self.value = value
+        self.step, self.where = 0, ""
 
 
 def break_here(kind: str, explanation: str, remedy: str = "") -> Break:

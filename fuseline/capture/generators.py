@@ -84,6 +84,15 @@ class Generator:
             raise
         raise ProgramError(RuntimeError("generator ignored GeneratorExit"))
 
+    def __del__(self) -> None:
+        if self.begun and not self.closed and not self.running and self._must_clean_up():
+            self.interpreter.let_go(self)
+
+    def _must_clean_up(self) -> bool:
+        """Whether the generator waits inside a try or with (3.12 has a handler of its own around every generator)."""
+        catch = self.frame.instruction.catch
+        return catch is not None and self.frame.instructions[catch[0]].op != "CALL_INTRINSIC_1"
+
     def _go(self, error: ProgramError | None) -> Any:
         interpreter, frame = self.interpreter, self.frame
         if self.running:

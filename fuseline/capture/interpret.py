@@ -31,6 +31,7 @@ from fuseline.options import Options
 MAX_STEPS = 2_000_000          # instructions in one region; a loop that long is no graph
 MAX_DEPTH = 200                # frames inlined into each other
 MAX_RESTARTS = 60
+ORIGINAL = "_fuseline_original"
 
 
 def interpret(start: FrameStart, options: Options, dynamic: frozenset) -> Region:
@@ -66,6 +67,8 @@ class Interpreter:
     """The state of one interpretation of a region.
 
     frames    active frames, outermost first       handled   the exception that is being handled, as sys.exception() tells
+    raised    id of an exception -> the step at which the region can end before it was raised, and where that was
+    dropped   generators that the program let go of inside a try or with: they are closed before the next instruction
     steps     instructions begun so far            limit     the number of the next instruction that needs attention
     """
 
@@ -74,6 +77,9 @@ class Interpreter:
         self.start, self.options, self.stops, self.state = start, options, stops, state
         self.frames: list[Frame] = []
         self.handled: BaseException | None = None
+        self.raised: dict[int, tuple[int, str, BaseException]] = {}      # holds the exception, so that its id stays its own
+        self.dropped: list[Generator] = []
+        self.over = False
         self.steps = 0
         self.limit = min([*stops, MAX_STEPS])
         self.world = make_world(options, dynamic, self.where)
@@ -92,11 +98,20 @@ class Interpreter:
         end: Returned | Raised | Broke
         try:
             value = self.run(frame)
+            del frame
+            self.close_dropped()
             end = Returned(self.recipe(value))
         except ProgramError as error:
-            end = Raised(self.recipe(error.value), self.where_raised or str(frame))
+            if not self.options.fullgraph:
+                # Python itself executes the instruction that raises: the traceback is the real one.
+                raise RestartCapture(error.step, GraphBreak(
+                    "exception", error.where, f"{type(error.value).__name__} is raised and leaves the function",
+                    "none needed, unless this is the usual case")) from None
+            end = Raised(self.recipe(error.value), error.where)
         except RegionEnd as ended:
             end = ended.end
+        finally:
+            self.over = True
         graph, inputs, guards, effects = world.finish(())
         effects = (*effects, *self.state.effects())
         return Region(start.code, graph, tuple(inputs), tuple(guards), tuple(effects), end, start.name or start.code.co_qualname,
@@ -108,8 +123,6 @@ class Interpreter:
             return self.world.recipe(value)
         except Break as stop:
             raise CannotCapture(self.complete(stop.reason)) from None
-
-    where_raised = ""
 
     # -- running frames ---------------------------------------------------------------------------------------
     def run(self, frame: Frame) -> Any:
@@ -146,17 +159,37 @@ class Interpreter:
         reason = self.stops.get(step)
         if reason is not None:
             raise Break(reason)
+        self.limit = min([*self.stops, MAX_STEPS])
+        if self.dropped:
+            self.close_dropped()
+        if step < MAX_STEPS:
+            return
         raise CannotCapture(self.complete(GraphBreak("too-long", "", f"more than {MAX_STEPS} instructions in one region",
                                                      "a loop of this length is better compiled by its body")))
+
+    def let_go(self, generator: Generator) -> None:
+        """The program dropped its last reference to a generator that has cleaning up to do."""
+        if not self.over:
+            self.dropped.append(generator)
+            self.limit = 0
+
+    def close_dropped(self) -> None:
+        while self.dropped:
+            try:
+                self.dropped.pop().close()
+            except ProgramError:                           # CPython reports it as unraisable and goes on
+                continue
 
     def unwind(self, frame: Frame, error: ProgramError) -> None:
         """Send an exception to the frame's handler around the current instruction; raises it again if there is none."""
         value, ins = error.value, frame.instructions[frame.at]
-        if not getattr(error, "routed", False):
-            error.routed = True                            # type: ignore[attr-defined]
+        if not error.step:
+            error.step, error.where = self.break_position(), str(frame)
             if ins.op != "RERAISE":
-                self.where_raised = self.where()
                 self._add_context(value)
+            else:                                          # it was raised before it was caught
+                error.step, error.where = self.raised.get(id(value), (error.step, error.where, value))[:2]
+            self.raised[id(value)] = (error.step, error.where, value)
         if ins.catch is None:
             raise error
         index, depth, with_offset = ins.catch
@@ -195,6 +228,13 @@ class Interpreter:
                     return special(self, args, kwargs)
                 if world.is_leaf(function):
                     return world.call(function, args, kwargs)
+                if ORIGINAL in function.__dict__:          # a compiled function: what it was made from is inlined
+                    source, function = world.source(function), function.__dict__[ORIGINAL]
+                    if source is not None:
+                        function = world.read(function, Attr(source, ORIGINAL))
+                    continue
+                if function.__module__ == "fuseline.api" and function.__name__ in ("is_compiling", "is_enabled"):
+                    return True
                 return self.inline(function, args, kwargs, direct)
             if kind is types.MethodType:
                 receiver = function.__self__

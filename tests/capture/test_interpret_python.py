@@ -212,6 +212,27 @@ def generators(n):
     return first, all_of, log, sum(numbers(3)), list(outer(1)), [*zip(numbers(2), numbers(2))], max(v for v in numbers(3)), any(numbers(2))
 
 
+@case()
+def dropped_generators_clean_up():
+    log = []
+
+    def produce():
+        try:
+            yield 1
+            yield 2
+        finally:
+            log.append("closed")
+    for x in produce():
+        log.append(x)
+        break
+    log.append("after")
+    first = next(produce())
+
+    def inner():
+        return next(produce())
+    return first, inner(), log
+
+
 class Base:
     def __init__(self, x):
         self.x = x
