@@ -96,13 +96,13 @@ def can_row(group: Group, target: Target) -> Verdict:
     if outer * inner <= SMALL_WORK:
         return Verdict.yes()
     if target.is_cuda:
-        lanes = 16 if _outer_is_contiguous(group) else 1
+        lanes = 16 if outer_is_contiguous(group) else 1
         if inner * lanes > ROW_ELEMENTS_CUDA:
             return Verdict.no(f"a row of {inner} elements does not fit one block", group.label)
         if outer < target.cores // 2:
             return Verdict.no(f"{outer} rows do not occupy {target.cores} multiprocessors", group.label)
         return Verdict.yes()
-    lanes = target.vector_bits // 32 if _outer_is_contiguous(group) else 1
+    lanes = target.vector_bits // 32 if outer_is_contiguous(group) else 1
     if outer < target.cores * lanes:
         return Verdict.no(f"{outer} rows do not occupy {target.cores} cores", group.label)
     if lanes > 1 and inner * lanes * 4 * 2 > target.l2_bytes:
@@ -110,7 +110,7 @@ def can_row(group: Group, target: Target) -> Verdict:
     return Verdict.yes()
 
 
-def _outer_is_contiguous(group: Group) -> bool:
+def outer_is_contiguous(group: Group) -> bool:
     """True if the accesses inside rows are next to each other along an outer axis rather than along an inner one."""
     outer = {a.sym for a in group.outer}
     votes, inner = 0, 0

@@ -48,7 +48,7 @@ def _fused(steps: tuple[Step, ...], buffers: dict, kept: set, target: Target) ->
             continue
         for part in split_reductions(item, fusion.context, buffers):        # type: ignore[arg-type]
             done.append(to_launch(part, {n: b.dtype for n, b in buffers.items()}, known))
-    return tuple(done), list(fusion.refusals.values())
+    return tuple(done), [*fusion.refusals.values(), *fusion.context.verdicts]
 
 
 def _live(steps: tuple[Step, ...], kept: set) -> list[Step]:
