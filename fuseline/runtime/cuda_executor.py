@@ -111,6 +111,8 @@ class CudaExecutable:
         self._hoist_reads = _hoist_inputs(program)
         self._hoist_key: tuple | None = None
         self._hoist_plan: _Plan | None = None
+        used = {b for s in program.steps if isinstance(s, Launch) for b in s.buffers}
+        self._launch_inputs = tuple(i for i, name in enumerate(program.inputs) if name in used)
         self._is_cuda = platform.device.type == "cuda"
         if program.hoisted:
             self._hoist_plan = _build(self, {}, frozenset(range(len(program.inputs))), hoist=True)
@@ -141,11 +143,13 @@ class CudaExecutable:
 
     def misaligned(self, *inputs: Any) -> tuple:
         """The call with kernels that do not rely on the alignment of the inputs that lack it."""
-        which = frozenset(i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.data_ptr() % ALIGNMENT)
-        plan = self._plan(self.sizes(inputs), which)
+        plan = self._plan(self.sizes(inputs), self.misaligned_inputs(inputs))
         if plan.finish is not None:
             self._finish(plan)
         return plan.run(*inputs)
+
+    def misaligned_inputs(self, inputs: Sequence[Any]) -> frozenset[int]:
+        return frozenset(i for i in self._launch_inputs if inputs[i].data_ptr() % ALIGNMENT)
 
     def refresh(self, inputs: Sequence[Any]) -> None:
         """Run the hoisted steps if a static input that they read is another tensor or has changed since they last ran."""
@@ -161,9 +165,10 @@ class CudaExecutable:
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Do now what the first call with such inputs would do before it runs: wait for kernels, run hoisted steps."""
-        plan = self._static or self._plan(self.sizes(inputs), frozenset())
-        if plan.finish is not None:
-            self._finish(plan)
+        which = self.misaligned_inputs(inputs)
+        for plan in {id(p): p for p in (self._plan(self.sizes(inputs), frozenset()), self._plan(self.sizes(inputs), which))}.values():
+            if plan.finish is not None:
+                self._finish(plan)
         if self._hoist_plan is not None:
             self.refresh(inputs)
 
@@ -249,10 +254,11 @@ def _hoist_inputs(program: LoopProgram) -> tuple[int, ...]:
 # ---------------------------------------------------------------- generating a plan
 
 def relayout(tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """An operator's result as its buffer has it, where the operator chose other strides than were expected."""
+    """An operator's result as its buffer has it: where the operator chose other strides, or returned a misaligned view, a copy."""
     if tuple(tensor.shape) != shape:
         raise InternalError(f"an operator returned shape {tuple(tensor.shape)}, expected {shape}")
-    if all(n <= 1 or a == b for n, a, b in zip(shape, tensor.stride(), stride)):
+    same = all(n <= 1 or a == b for n, a, b in zip(shape, tensor.stride(), stride))
+    if same and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor.as_strided(shape, stride)
     copy = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
     copy.copy_(tensor)
