@@ -46,8 +46,9 @@ ATAN64 = (-0.3333333333230858, 0.1999999965269345, -0.14285694570640292, 0.11110
           -0.010257166271466982, 0.0028754856099316305, -0.0003778858076643859)                               # (atan(z)/z-1)/z^2
 ASIN64 = (0.16666666666738633, 0.07499999953429712, 0.04464290647458497, 0.03037994521002481, 0.02241241772669709,
           0.01690268388638098, 0.01686409027401464, 0.0010675063149111763, 0.028346745231951537)              # z^2 <= 1/4
-ERF32 = (1.1283791658483509, -0.37612626666720334, 0.11283594715160218, -0.026854212010626412, 0.005189087423433973,
-         -0.0008016864287165858, 7.875875062685453e-05)                                                       # erf(x)/x, |x| <= 1
+ERF32 = (0.1283791658483509, -0.37612626666720334, 0.11283594715160218, -0.026854212010626412, 0.005189087423433973,
+         -0.0008016864287165858, 7.875875062685453e-05)                                                       # erf(x)/x - 1, |x| <= 1
+TANH32 = (-0.33333329923453686, 0.13332871156814893, -0.053866749584529236, 0.021074384127868814, -0.006212138673896389)
 LOG_ERFC32 = (0.00031397709335980286, -1.1302080297443668, -0.6318707642901489, -0.11003628458879669, 0.026395054509412753,
               -0.0047499351177811375, 0.0005946317951191241, -4.57862470016978e-05, 1.6226791710998939e-06)  # .95..4.05
 ERFCX64 = (1.2530080582697312, -0.13562110612460862, -0.04756229435425108, 0.12964515871159094, -0.11927366336267217,
@@ -125,27 +126,38 @@ def exp2_f32(b: Builder, x: Val) -> Val:
 
 
 def sigmoid_f32(b: Builder, x: Val) -> Val:
-    """e = exp(-|x|) never overflows: 1/(1+e) for x >= 0, e/(1+e) below."""
-    e = exp_f32(b, b.negate(b.absolute(x)))
-    one = _k(b, x, 1.0)
-    top = b.select(b.compare("oge", x, _k(b, x, 0.0)), one, e)
-    return b.binary("fdiv", top, b.binary("fadd", one, e))
+    """1 / (1 + e^-x) with e^-x = S * (1 + q): the sum is rounded once. Beyond 2^64 both are scaled down, so that results too
+    small for 1 / S to be finite come out."""
+    q, n = _exp_parts(b, _clamp(b, b.negate(x), -87.0, 104.0))
+    whole = _to_int(b, n)
+    big = b.compare("sgt", whole, b.const(64, "i32", x.lanes))
+    power = b.select(big, b.binary("sub", whole, b.const(64, "i32", x.lanes)), whole)
+    one = b.select(big, _k(b, x, 2.0 ** -64), _k(b, x, 1.0))
+    scale = _power_of_two(b, power, "float")
+    # S + 1 is exact for small S; for large S the small terms are added up first.
+    large = b.compare("sgt", whole, b.const(12, "i32", x.lanes))
+    small_terms = b.fma(scale, q, b.select(large, one, b.binary("fadd", scale, one)))
+    below = b.binary("fadd", small_terms, b.select(large, scale, _k(b, x, 0.0)))
+    return b.binary("fmul", b.binary("fdiv", _k(b, x, 1.0), below), one)
 
 
 def tanh_f32(b: Builder, x: Val) -> Val:
-    """(e^2|x| - 1) / (e^2|x| + 1) with the numerator computed without cancellation."""
+    """x + x^3 T(x^2) below 0.6; above (e^2|x| - 1) / (e^2|x| + 1) with the numerator computed without cancellation."""
     t = b.absolute(x)
-    t = b.select(b.compare("ogt", t, _k(b, x, 10.0)), _k(b, x, 10.0), t)
-    q, n = _exp_parts(b, b.binary("fadd", t, t))
+    x2 = b.binary("fmul", x, x)
+    near = b.fma(b.binary("fmul", x, x2), b.polynomial(x2, TANH32), x)
+    bounded = b.select(b.compare("ogt", t, _k(b, x, 10.0)), _k(b, x, 10.0), t)
+    q, n = _exp_parts(b, b.binary("fadd", bounded, bounded))
     scale = _power_of_two(b, _to_int(b, n), "float")
     less_one = b.fma(scale, q, b.binary("fsub", scale, _k(b, x, 1.0)))
-    return _copysign(b, b.binary("fdiv", less_one, b.binary("fadd", less_one, _k(b, x, 2.0))), x)
+    far = b.binary("fdiv", less_one, b.binary("fadd", less_one, _k(b, x, 2.0)))
+    return _copysign(b, b.select(b.compare("olt", t, _k(b, x, 0.6)), near, far), x)
 
 
 def erf_f32(b: Builder, x: Val) -> Val:
-    """x * P(x^2) below 1; 1 - exp(Q(|x|)) above, Q a polynomial for log(erfc)."""
+    """x + x * P(x^2) below 1; 1 - exp(Q(|x|)) above, Q a polynomial for log(erfc)."""
     t = b.absolute(x)
-    small = b.binary("fmul", x, b.polynomial(b.binary("fmul", x, x), ERF32))
+    small = b.fma(x, b.polynomial(b.binary("fmul", x, x), ERF32), x)
     bounded = b.select(b.compare("ogt", t, _k(b, x, 4.0)), _k(b, x, 4.0), t)
     q, n = _exp_parts(b, b.polynomial(bounded, LOG_ERFC32))
     scale = _power_of_two(b, _to_int(b, n), "float")
@@ -290,7 +302,8 @@ def tan64(b: Builder, x: Val) -> Val:
 def expm1_64(b: Builder, x: Val) -> Val:
     near = b.fma(b.binary("fmul", x, x), b.polynomial(x, EXPM1_64), x)
     far = b.binary("fsub", _exp64(b, x), _k(b, x, 1.0))
-    return b.select(b.compare("olt", b.absolute(x), _k(b, x, 0.5)), near, far)
+    y = b.select(b.compare("olt", b.absolute(x), _k(b, x, 0.5)), near, far)
+    return b.select(b.compare("oeq", x, _k(b, x, 0.0)), x, y)                  # keeps the sign of zero
 
 
 def log1p64(b: Builder, x: Val) -> Val:
@@ -330,7 +343,7 @@ def asinh64(b: Builder, x: Val) -> Val:
     near = b.fma(b.binary("fmul", b.binary("fmul", x, x), x), _k(b, x, -1 / 6), x)
     root = b.intrinsic("llvm.sqrt", "double", x.lanes, [b.fma(t, t, _k(b, x, 1.0))])
     far = _copysign(b, _log64(b, b.binary("fadd", t, root)), x)
-    return b.select(b.compare("olt", t, _k(b, x, 2.0 ** -10)), near, far)
+    return _copysign(b, b.select(b.compare("olt", t, _k(b, x, 2.0 ** -10)), near, far), x)
 
 
 def acosh64(b: Builder, x: Val) -> Val:
