@@ -141,7 +141,14 @@ def is_composite(func: torch._ops.OpOverload) -> bool:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """True if the elements fill their part of the memory without gaps or overlaps."""
-    return torch._prims_common.is_non_overlapping_and_dense(tensor)
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected = expected * size
+    return True
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -164,3 +171,10 @@ def is_random(name: str) -> bool:
     """True for an operator that draws random numbers when called with its usual arguments."""
     found = operator(name)
     return found is not None and torch.Tag.nondeterministic_seeded in found.tags
+
+
+def has_onednn_convolution() -> bool:
+    """True if torch's oneDNN convolution with fused epilogues, and the packing of its weights, can be called on the CPU (2.11, 2.14)."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return hasattr(torch.ops.mkldnn, "_convolution_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_convolution_weight")

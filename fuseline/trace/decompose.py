@@ -22,7 +22,7 @@ WHOLE = (
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     "addmm", "addmv", "baddbmm", "bmm", "mm", "convolution", "convolution_backward", "t", "empty_like", "_unsafe_view",
-    "embedding_dense_backward", "select_scatter", "slice_scatter", "diagonal_scatter", "copy", "upsample_bilinear2d",
+    "detach", "alias", "lift_fresh", "embedding_dense_backward", "select_scatter", "slice_scatter", "diagonal_scatter", "copy", "upsample_bilinear2d",
 )
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuseline import torch_internals
 from fuseline.errors import NotSupported
 from fuseline.ir.dtypes import OTHER
-from fuseline.ir.graph import Node, ScalarType, TensorType, Type
+from fuseline.ir.graph import Node, ScalarType, TensorType, Type, contiguous
 from fuseline.ir.traced import ViewStep
 from fuseline.trace import functionalize
 from fuseline.trace.functionalize import GEOMETRY, IDENTITY, STORAGE, Alias, Store, Writes, writes_of
@@ -252,6 +252,9 @@ class Recorder(TorchDispatchMode):
         if writes.functional is None:
             raise NotSupported(f"{op_name(func)} writes its argument and has no functional form")
         rest = {k: v for k, v in kwargs.items() if k not in writes.drop}
+        for i, a in enumerate(func._schema.arguments):           # defaults that the functional form does not have
+            if i >= len(args) and a.name not in kwargs and a.has_default_value() and a.default_value is not None:
+                rest[a.name] = a.default_value
         inner = args if not writes.drop else args[:len(writes.functional._schema.arguments)]
         with self:
             result = writes.functional(*inner, **rest)
@@ -282,6 +285,12 @@ class Recorder(TorchDispatchMode):
         if tuple(value.shape) != tuple(target.shape):
             value = aten.expand.default(value, list(target.shape))
             node = self._node("aten.expand.default", (node, tuple(map(self.sizes.of, target.shape))), {}, self.type_of(value))
+        wanted = self.type_of(target)
+        if node.type.stride != wanted.stride:
+            if wanted.stride == contiguous(wanted.shape):
+                node = self._node("aten.clone.default", (node,), {"memory_format": "contiguous_format"}, wanted)
+            else:
+                node = self.fresh(node, target)
         alias = self.alias(target)
         store = alias.store
         chain = [alias]
@@ -298,6 +307,10 @@ class Recorder(TorchDispatchMode):
 
     def _emit(self, func: Any, *args: Any, like: torch.Tensor) -> Node:
         """Record a call of `func` whose result has the type of `like`."""
+        type_ = self.type_of(like)
+        if func is torch.ops.aten.reshape.default and type_.stride != contiguous(type_.shape):
+            plain = TensorType(type_.dtype, type_.shape, contiguous(type_.shape), type_.device)
+            return self.fresh(self._node(op_name(func), tuple(map(self._arg, args)), {}, plain), like)
         return self._node(op_name(func), tuple(map(self._arg, args)), {}, self.type_of(like))
 
     def _geometry(self, func: Any, args: tuple, kwargs: dict) -> Any:

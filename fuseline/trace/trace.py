@@ -36,7 +36,10 @@ def trace(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, 
         return attempt.run(clone=False)
     except _WritesLeaf:
         attempt = _Trace(graph_module, example_inputs, static, shape_env, keep, grad_enabled, eager_random)
-        return attempt.run(clone=True)
+        try:
+            return attempt.run(clone=True)
+        except _WritesLeaf as error:
+            raise error.__cause__ from None                      # type: ignore[misc]
 
 
 class _WritesLeaf(Exception):
