@@ -155,38 +155,52 @@ class Fetcher:
         raise TypeError(f"{source!r} is not a source")
 
 
-def fetch(source: Source, arguments: Mapping[str, Any], cells: Mapping[str, Any]) -> Any:
-    """The object at a source now. `cells` maps free variables to cell objects. Raises what the lookup raises."""
+def fetch(source: Source, arguments: Mapping[str, Any], cells: Mapping[str, Any], known: dict[Source, Any] | None = None) -> Any:
+    """The object at a source now. `cells` maps free variables to cell objects. Raises what the lookup raises.
+
+    known   what was fetched before in the same evaluation, by source; it is added to
+    """
+    if known is None:
+        return _fetch(source, arguments, cells, {})
+    return _fetch(source, arguments, cells, known)
+
+
+def _fetch(source: Source, arguments: Mapping[str, Any], cells: Mapping[str, Any], known: dict[Source, Any]) -> Any:
+    if source in known:
+        return known[source]
+
+    def base(inner: Source) -> Any:
+        return _fetch(inner, arguments, cells, known)
+
     match source:
         case Local(name):
-            return arguments[name]
+            value = arguments[name]
         case Cell(name):
-            return cells[name].cell_contents
+            value = cells[name].cell_contents
         case CellObject(name):
-            return cells[name]
-        case CellObject(name):
-            return cells[name]
+            value = cells[name]
         case CellOf(function, index):
-            return fetch(function, arguments, cells).__closure__[index].cell_contents
+            value = base(function).__closure__[index].cell_contents
         case Global(name, namespace):
-            return namespace[name]
+            value = namespace[name]
         case Builtin(name):
-            return builtins.__dict__[name]
-        case Pinned(value):
-            return value
-        case Attr(base, name):
-            return getattr(fetch(base, arguments, cells), name)
-        case InDict(base, name):
-            return fetch(base, arguments, cells).__dict__[name]
-        case TypeOf(base):
-            return type(fetch(base, arguments, cells))
-        case ClassDict(base, name):
-            return fetch(base, arguments, cells).__dict__[name]
-        case Item(base, key):
-            return item(fetch(base, arguments, cells), key)
-        case KeyAt(base, index):
-            return key_at(fetch(base, arguments, cells), index)
-    raise TypeError(f"{source!r} is not a source")
+            value = builtins.__dict__[name]
+        case Pinned(pinned):
+            value = pinned
+        case Attr(owner, name):
+            value = getattr(base(owner), name)
+        case InDict(owner, name) | ClassDict(owner, name):
+            value = base(owner).__dict__[name]
+        case TypeOf(owner):
+            value = type(base(owner))
+        case Item(owner, key):
+            value = item(base(owner), key)
+        case KeyAt(owner, index):
+            value = key_at(base(owner), index)
+        case _:
+            raise TypeError(f"{source!r} is not a source")
+    known[source] = value
+    return value
 
 
 def describe(source: Source | None) -> str:

@@ -25,7 +25,7 @@ from fuseline.ir.region import Item, Local, Source
 from fuseline.options import Options
 from fuseline.runtime import control
 from fuseline.runtime.fast_check import FastCheck
-from fuseline.runtime.guards import compile_check, failures
+from fuseline.runtime.guards import FullCheck, failures
 
 DYNAMIC_ATTRIBUTE = "_fuseline_dynamic"                    # set of axes that `mark_dynamic` marked, on the tensor
 _MISSING = object()
@@ -56,13 +56,14 @@ class Program:
 class Entry:
     """A compiled region in a dispatcher: `check(*values, C)` gives what `run` takes first, or None."""
 
-    __slots__ = ("compiled", "check", "run", "fast")
+    __slots__ = ("compiled", "full", "check", "run", "fast")
 
     def __init__(self, compiled: CompiledEntry, names: Sequence[str], freevars: Sequence[str], drives: bool) -> None:
         assembled: Assembled = compiled.run
         self.compiled = compiled
-        self.check = compile_check(compiled.guards, names, freevars, assembled.prefetch)
-        self.fast = FastCheck(compiled.guards, names, freevars, assembled.prefetch, self.check)
+        self.full = FullCheck(compiled.guards, names, freevars, assembled.prefetch)
+        self.check: Callable[..., tuple | None] = self.full.best()
+        self.fast = FastCheck(compiled.guards, names, freevars, assembled.prefetch, self.full)
         self.run = _driven(assembled.function) if drives and assembled.continues else assembled.function
 
 
@@ -215,7 +216,7 @@ class Dispatcher:
             if entry in self.entries:
                 self.entries.remove(entry)
                 self.entries.insert(0, entry)
-            entry.check = entry.fast.prepare(values) or entry.check
+            entry.check = entry.fast.prepare(values) or entry.full.best()
             self._set_head(entry.check, entry.run)
 
     def _forget(self) -> None:
@@ -265,7 +266,7 @@ class Dispatcher:
         if reason:
             self.recompile_reasons.append(reason)
             log.emit("recompiles", lambda: f"{self.name}: recompiled because {reason}")
-        log.emit("guards", lambda: f"{self.name}: {len(compiled.guards)} guards\n" + entry.check.source_text)
+        log.emit("guards", lambda: f"{self.name}: {len(compiled.guards)} guards")
         prefetched = entry.check(*values)
         if prefetched is None:
             failed = failures(compiled.guards, arguments, cells)

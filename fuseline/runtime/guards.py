@@ -66,7 +66,7 @@ def _end(t: torch.Tensor) -> int:
     return t.data_ptr() + t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())))
 
 
-class _Writer:
+class GuardWriter:
     """Collects the body of one check function."""
 
     def __init__(self, names: Sequence[str], freevars: Sequence[str], guards: Sequence[Guard]) -> None:
@@ -183,11 +183,15 @@ class _Writer:
         self.fail_if(f"not ({guard.value})")
 
     def build(self, prefetch: Sequence[Source]) -> Check:
+        """The check function: None, or the objects at `prefetch`."""
         fetched = [self.fetcher.name(source) for source in prefetch]
-        result = f"({', '.join(fetched)}{',' if len(fetched) == 1 else ''})"
-        parameters = ", ".join([*map(parameter, self.names), "C"])
+        return self.finish(f"({', '.join(fetched)}{',' if len(fetched) == 1 else ''})")
+
+    def finish(self, result: str, leading: Sequence[str] = ()) -> Check:
+        """Compile what was written, to return `result`. Constants become default arguments, which are read faster than globals;
+        `leading` names some that come first and are given values later."""
+        parameters = ", ".join([*map(parameter, self.names), "C", *(f"{k}=None" for k in leading)])
         body = "\n".join(f"        {line}" for line in [*self.lines, f"return {result}"])
-        # Constants become default arguments: a local is read faster than a global.
         hoisted = "".join(f", {k}={k}" for k in self.constants.namespace if k in body)
         source = f"def check({parameters}{hoisted}):\n    try:\n{body}\n    except Exception:\n        return None\n"
         namespace = dict(self.constants.namespace)
@@ -202,7 +206,7 @@ def _symbol_items(guard: Guard) -> Iterator[tuple[str, tuple[Source, int | None]
     return iter(symbols.items() if isinstance(symbols, Mapping) else symbols)
 
 
-def _rank(guard: Guard) -> int:
+def rank(guard: Guard) -> int:
     if guard.kind == "mode":
         return 0
     if guard.kind == "tensor" and isinstance(guard.source, Local):
@@ -213,10 +217,51 @@ def _rank(guard: Guard) -> int:
 def compile_check(guards: Sequence[Guard], names: Sequence[str], freevars: Sequence[str] = (),
                   prefetch: Sequence[Source] = ()) -> Check:
     """The check function of an entry (see the module's docstring). `names`: the bound locals in parameter order."""
-    writer = _Writer(names, freevars, guards)
-    for guard in sorted(guards, key=_rank):
+    writer = GuardWriter(names, freevars, guards)
+    for guard in sorted(guards, key=rank):
         writer.guard(guard)
     return writer.build(prefetch)
+
+
+class FullCheck:
+    """The check function of an entry, compiled when it pays: many guards are evaluated one by one the first times.
+
+    The guards of a module tree are checked in full once, and then stand for by words (`fast_check`): compiling a function of
+    thousands of lines for one call would be the slowest part of capture.
+    """
+
+    COMPILE_AT_ONCE = 60                                  # guards; below that compiling takes about 2 ms
+    INTERPRETED_CALLS = 3
+
+    def __init__(self, guards: Sequence[Guard], names: Sequence[str], freevars: Sequence[str], prefetch: Sequence[Source]) -> None:
+        self._parts = (tuple(guards), tuple(names), tuple(freevars), tuple(prefetch))
+        self._in_order = sorted(guards, key=rank)
+        self._left = self.INTERPRETED_CALLS if len(self._in_order) > self.COMPILE_AT_ONCE else 0
+        self._check: Check | None = None if self._left else compile_check(*self._parts)
+
+    def best(self) -> Check:
+        """The function to call: the compiled one where there is one already."""
+        return self if self._check is None else self._check
+
+    def __call__(self, *values: Any) -> tuple | None:
+        if self._check is None and self._left > 0:
+            self._left -= 1
+            return self._one_by_one(values)
+        if self._check is None:
+            self._check = compile_check(*self._parts)
+        return self._check(*values)
+
+    def _one_by_one(self, values: Sequence[Any]) -> tuple | None:
+        _, names, freevars, prefetch = self._parts
+        arguments, cells = dict(zip(names, values)), dict(zip(freevars, values[-1]))
+        known: dict[Source, Any] = {}
+        try:
+            for guard in self._in_order:
+                if _difference(guard, arguments, cells, known) is not None:
+                    return None
+            return tuple(fetch(source, arguments, cells, known) for source in prefetch)
+        except Exception:                                 # what cannot be read is not what it was
+            return None
 
 
 # ---------------------------------------------------------------- one by one
@@ -232,7 +277,7 @@ def holds(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, Any]) 
 def failures(guards: Sequence[Guard], arguments: Mapping[str, Any], cells: Mapping[str, Any]) -> list[tuple[Guard, str]]:
     """The guards that do not hold, in checking order, each with what differs: "argument x: size 1 was 128, now 160"."""
     found = []
-    for guard in sorted(guards, key=_rank):
+    for guard in sorted(guards, key=rank):
         try:
             text = _difference(guard, arguments, cells)
         except Exception as error:
@@ -250,7 +295,9 @@ def explain_failure(guards: Sequence[Guard], arguments: Mapping[str, Any], cells
     return found[0][1] if found else ""
 
 
-def _difference(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, Any]) -> str | None:
+def _difference(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, Any],
+                known: dict[Source, Any] | None = None) -> str | None:
+    """What differs; `known` keeps what was fetched, across the guards of one check."""
     kind, wanted = guard.kind, guard.value
     if kind == "mode":
         now = modes.read(wanted[0])
@@ -258,10 +305,10 @@ def _difference(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, 
     if kind == "sizes":
         values = {}
         for symbol, (source, axis) in _symbol_items(guard):
-            v = fetch(source, arguments, cells)
+            v = fetch(source, arguments, cells, known)
             values[symbol] = v if axis is None else v.shape[axis]
         return None if eval(guard.value, {"math": math}, values) else f"sizes no longer satisfy {guard.value} ({_named(values)})"
-    v = fetch(guard.source, arguments, cells)
+    v = fetch(guard.source, arguments, cells, known)
     match kind:
         case "type":
             return None if type(v) is wanted else f"type was {wanted.__name__}, now {type(v).__name__}"
