@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fuseline.ir.expr import Expr, Int, Sym, floor_div, modulo, nonnegative
+from fuseline.ir.expr import Int, Sym, floor_div, in_range, linear_in, modulo, nonnegative
 from fuseline.ir.kernels import Axis
 from fuseline.schedule.group import Names, hint
 
@@ -67,6 +67,27 @@ def address(index: Int, axes: Iterable[Axis]) -> Address | None:
                 return None
         below = digit.weight * digit.axis.extent
     return Address(tuple(digits), offset, dense)
+
+
+def common_rows(store: Address, index: Int, axes: Iterable[Axis]) -> tuple[Address, Address] | None:
+    """The leading digits of `store` that are digits of an index too, whatever the rest of the index picks inside of a row."""
+    if isinstance(index, int) or store.offset != 0:
+        return None
+    by_sym = {a.sym: a for a in axes}
+    left: list[Digit] = []
+    right: list[Digit] = []
+    rest: Int = index
+    for digit in store.digits[:-1]:
+        found = next((s for s in by_sym if s.extent == digit.axis.extent and linear_in(rest, s) is not None
+                      and linear_in(rest, s)[0] == digit.weight), None)                         # type: ignore[index]
+        if found is None:
+            break
+        rest = linear_in(rest, found)[1]                                                        # type: ignore[index]
+        left.append(digit)
+        right.append(Digit(digit.weight, by_sym.pop(found)))
+    if not left or not in_range(rest, left[-1].weight):
+        return None
+    return Address(tuple(left), 0, False), Address(tuple(right), 0, False)
 
 
 def solve(store: Address, index: Int) -> dict[Sym, Int]:

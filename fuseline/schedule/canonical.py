@@ -11,17 +11,47 @@ from fuseline.errors import InternalError
 from fuseline.ir.dtypes import DType
 from fuseline.ir.expr import Int, Sym, substitute, symbols
 from fuseline.ir.kernels import Axis, Index, Kernel, Launch, Load, Op, Param, Phase, Reduce, Stmt, Store, Value
-from fuseline.schedule.group import Group, hint, names_of, points
+from fuseline.schedule.group import Draft, Group, hint, names_of, operands, points
 
 MAX_LABEL = 4            # operators that a label names
 
 
 def to_launch(group: Group, dtypes: Mapping[str, DType], known: dict[tuple, tuple[Kernel, tuple[int, ...]]]) -> Launch:
     """The launch of a group. `known` remembers the kernels of structures seen before."""
+    hoist(group)
     order_axes(group)
     collapse(group)
     kernel, buffers = _named(group, dtypes)
     return Launch(kernel, buffers, tuple(group.ops), tuple(group.origins))
+
+
+def hoist(group: Group) -> None:
+    """Move what does not depend on a phase's inner axes out of it, to a phase without axes right before it."""
+    row: set[str] = {n for d in group.phases if not d.axes for s in d.body for n in names_of(s)}
+    row |= {n for d in group.phases for s in d.body if isinstance(s, Reduce) for n in s.names}
+    phases: list[Draft] = []
+    for draft in group.phases:
+        if not draft.axes or any(a.extent == 0 for a in draft.axes):
+            phases.append(draft)
+            continue
+        inner = {a.sym.name for a in draft.axes}
+        out, stay = [], []
+        for stmt in draft.body:
+            local = {n for n in operands(stmt) if n in inner or (n in group.defs and n not in row)}
+            if local or isinstance(stmt, (Store, Reduce)) or (isinstance(stmt, Load) and stmt.buffer in group.stores):
+                stay.append(stmt)
+            else:
+                out.append(stmt)
+                row.update(names_of(stmt))
+        if out and stay and phases and not phases[-1].axes:
+            phases[-1].body.extend(out)
+        elif out and stay:
+            phases.append(Draft((), out))
+        phases.append(Draft(draft.axes, stay) if out and stay else draft)
+        if not stay:
+            row -= {n for s in out for n in names_of(s)}
+    group.phases = phases
+    group.reindex()
 
 
 # ---------------------------------------------------------------- loop order

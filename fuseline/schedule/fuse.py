@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseline.ir.expr import Int, Sym, substitute, symbols
+from fuseline.ir.expr import Int, Sym
 from fuseline.ir.kernels import Buffer, Extern, Launch, Load, Op, Reduce, Stmt
 from fuseline.ir.target import Target
 from fuseline.ir.verdict import Verdict
 from fuseline.ir.verify import reads, storage_extent, writes
 from fuseline.schedule.align import address, solve
-from fuseline.schedule.group import Group, Names, from_launch, hint, points, renamed
+from fuseline.schedule.group import Group, Names, from_launch, hint, points
 from fuseline.schedule.merge import MAX_PARAMS, Context, Refused, Writer, cone_of, merge
 from fuseline.schedule.order import Order
 
@@ -128,8 +128,9 @@ class Fusion:
 
     def is_read(self, name: str) -> bool:
         """True if the buffer must be stored: an output, read by an Extern or by a group's load, or not a temp at all."""
-        return name in self.kept or name in self.extern_reads or self.buffers[name].kind != "temp" or bool(self.readers.get(name)) \
-            or self.context.writers.get(name, 0) > 1
+        if name in self.kept or name in self.extern_reads or self.buffers[name].kind != "temp":
+            return True
+        return bool(self.readers.get(name)) or self.context.writers.get(name, 0) > 1
 
     def drop_unread(self) -> None:
         """Remove stores that nothing reads, statements that serve nothing, and groups that are empty then."""
@@ -248,16 +249,14 @@ class Fusion:
                     if not (isinstance(stmt, Load) and stmt.buffer == name):
                         writer.add(stmt)
                         continue
-                    if stmt.mask is not None:
-                        return None
                     index = writer.on(stmt.index)
                     point = solve(at, index)
                     if any(_divides(e) for e in point.values()) and not _divides(index):
                         return None
                     value = store.value
                     if isinstance(value, str):
-                        value = _clone(group, value, point, writer)
-                    values[stmt.name] = writer.converted(value, stmt)
+                        value = writer.clone(group, value, point, set(), stmt)
+                    values[stmt.name] = writer.chosen(writer.converted(value, stmt), stmt)
                 writer.place()
         except Refused:
             return None
@@ -287,24 +286,3 @@ class Fusion:
 
 def _divides(e: Int) -> bool:
     return not isinstance(e, int) and any(not isinstance(a, Sym) for m, _ in e.terms for a in m)
-
-
-def _clone(group: Group, value: str, point: dict[Sym, Int], writer: Writer) -> str:
-    """Emit the computation of a group's value at another point into a writer; returns the value's name there."""
-    made: dict = {}
-    name = ""
-    for name in cone_of(group, value):
-        if name in made:
-            continue
-
-        def on(e: Int) -> Int:
-            here: dict[Sym, Int] = {}
-            for s in symbols(e):
-                if s in point:
-                    here[s] = point[s]
-                elif s.name in made:
-                    here[s] = Sym(made[s.name], s.extent, s.lo)
-            return substitute(e, here) if here else e
-        made[name] = writer.emit(renamed(group.defs[name][1], made, on, writer.context.names.value), ())
-    return made[value]
-

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from fuseline.errors import InternalError
-from fuseline.ir.expr import Expr, Int, Sym, evaluate, product, substitute, symbols
-from fuseline.ir.kernels import Axis, Index, Kernel, Launch, Load, Op, Reduce, Stmt, Store, Value
+from fuseline.ir.expr import Int, Sym, evaluate, product, substitute, symbols
+from fuseline.ir.kernels import Axis, Index, Launch, Load, Op, Reduce, Stmt, Store, Value
 
 SIZE_HINT = 128           # stands for a size that only run time knows, where a decision needs a number
 

@@ -10,14 +10,14 @@ Cases by whether a group is pointwise ("pure") or has inner axes and reductions 
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fuseline.ir.dtypes import BOOL, DType
 from fuseline.ir.expr import Int, Sym, substitute, symbols
-from fuseline.ir.kernels import Axis, Load, Op, Reduce, Stmt, Store, Value
+from fuseline.ir.kernels import Axis, Index, Load, Op, Reduce, Stmt, Store, Value
 from fuseline.ir.target import Target
 from fuseline.ir.verdict import Verdict
-from fuseline.schedule.align import Alignment, address, solve
+from fuseline.schedule.align import Alignment, address, common_rows, solve
 from fuseline.schedule.group import Draft, Group, Names, names_of, operands, points, renamed, split_axis, with_index
 
 MAX_PARAMS = 24              # buffers of one kernel: beyond, registers for base addresses spill and compile time grows
@@ -145,9 +145,14 @@ def _align(first: Group, second: Group, shared: list[str], names: Names) -> Alig
     anchors = []
     for kind, (_, phase, index), (_, at, other) in pairs[:64]:
         left = address(index, (*first.outer, *first.phases[phase].axes))
-        right = address(other, (*second.outer, *second.phases[at].axes))
+        axes = (*second.outer, *second.phases[at].axes)
+        right = address(other, axes)
         if left is not None and right is not None:
             anchors.append((-len(right.digits), kind, left, right))
+        elif left is not None and kind == 0:                # elements picked from rows
+            both = common_rows(left, other, axes)
+            if both is not None:
+                anchors.append((0, 2, *both))
     anchors.sort(key=lambda a: a[:2])
     alignment = Alignment()
     found = False
@@ -204,6 +209,7 @@ def _roles(first: Group, second: Group, alignment: Alignment, target: Target) ->
         return Roles(first_outer, first_map, first_inner, second_map, [inner_axes for _ in second.phases])
     if set(first_outer) != set(second_outer):
         return Verdict.no("the rows are different ones", second.label)
+    _share_equal(second, second_inner, first_inner, second_map)
     positions = {"argmax", "argmin"}
     for i, axes in enumerate(second_inner):
         order = _shared_order(axes, first_inner)
@@ -211,6 +217,22 @@ def _roles(first: Group, second: Group, alignment: Alignment, target: Target) ->
             return Verdict.no("a position in the row depends on the order of its axes", second.label)
         second_inner[i] = order
     return Roles(first_outer, first_map, first_inner, second_map, second_inner)
+
+
+def _share_equal(second: Group, inner: list[tuple[Axis, ...]], known: list[tuple[Axis, ...]], mapping: dict[Sym, Int]) -> None:
+    """Let inner axes of the second group that match nothing by what they read be those of the first that have their extents."""
+    taken = {a for axes in inner for a in axes}
+    for i, axes in enumerate(inner):
+        if not axes or any(a in k for k in known for a in axes) or inner[i] != second.phases[i].axes:
+            continue
+        extents = [a.extent for a in axes]
+        same = next((k for k in known if [a.extent for a in k] == extents and not taken & set(k)), None)
+        if same is not None:
+            mapping.update((old.sym, new.sym) for old, new in zip(axes, same))
+            for j in range(i, len(inner)):
+                if inner[j] == axes:
+                    inner[j] = same
+            taken |= set(same)
 
 
 def _shared_order(axes: tuple[Axis, ...], known: list[tuple[Axis, ...]]) -> tuple[Axis, ...]:
@@ -306,12 +328,10 @@ class Writer:
     def forward(self, load: Load) -> Value:
         """The value that the group stores where the load reads; recomputed if it is of another point of the same row."""
         phase, store = self.group.stores[load.buffer][0]
-        if load.mask is not None:
-            raise Refused(Verdict.no("the consumer reads it behind a condition", load.buffer))
         index = self.on(load.index)
         axes = self.group.phases[phase].axes
         if index == store.index and (axes == self.axes or not axes):
-            return self.converted(store.value, load)
+            return self.chosen(self.converted(store.value, load), load)
         at = address(store.index, (*self.group.outer, *axes))
         if at is None:
             raise Refused(Verdict.no("its elements are not stored in a regular order", load.buffer))
@@ -325,41 +345,60 @@ class Writer:
             raise Refused(Verdict.no("it varies over an axis that its reader does not have", load.buffer))
         value = store.value
         if isinstance(value, str):
-            value = self.clone(value, moved, row_moves, load.buffer)
-        return self.converted(value, load)
+            defs, phases = self.group.defs, self.group.phases
+            rows = set() if row_moves else {n for n in cone_of(self.group, value)
+                                            if not phases[defs[n][0]].axes or isinstance(defs[n][1], Reduce)}
+            value = self.clone(self.group, value, moved, rows, load)
+        return self.chosen(self.converted(value, load), load)
 
-    def clone(self, value: str, moved: dict[Sym, Int], row_moves: bool, subject: str) -> Value:
-        """Compute an earlier value again, at another point."""
-        made: dict[str, Value] = {}
-        cone = cone_of(self.group, value)
+    def chosen(self, value: str, load: Load) -> str:
+        """The value where the load's mask is true, its other number where not."""
+        if load.mask is None:
+            return value
+        mask, other = self.values[load.mask], load.other
+        if isinstance(other, str):
+            other = self.values[other]
+        return self.emit(Op(self.context.names.value(), "where", (mask, value, other), load.dtype.compute), ())
+
+    def clone(self, source: Group, value: str, moved: dict[Sym, Int], rows: set[str], load: Load) -> str:
+        """Emit the computation of a value of `source` again, with its axes moved, for the place of a load.
+
+        `rows`: values that are kept, not computed again. Loads are masked as `load` is. Raises Refused for a value that comes
+        from a reduction, or from memory that the source itself writes.
+        """
+        cone = [n for n in cone_of(source, value) if n not in rows]
         if len(cone) > MAX_CLONED:
-            raise Refused(Verdict.no(f"computing it again takes {len(cone)} operations", subject))
+            raise Refused(Verdict.no(f"computing it again takes {len(cone)} operations", load.buffer))
+        made: dict[str, Value] = {name: name for name in rows}
+        mask = None if load.mask is None else str(self.values[load.mask])
+
+        def on(e: Int) -> Int:
+            here: dict[Sym, Int] = {}
+            for s in symbols(e):
+                if s in moved:
+                    here[s] = moved[s]
+                elif s.name in made:
+                    here[s] = Sym(str(made[s.name]), s.extent, s.lo)
+            return substitute(e, here) if here else e
         for name in cone:
-            phase, stmt = self.group.defs[name]
-            if isinstance(stmt, Reduce) or (not self.group.phases[phase].axes and not row_moves):
-                if row_moves:
-                    raise Refused(Verdict.no("the consumer needs elements of several rows", subject))
-                made[name] = name
-                continue
-            if isinstance(stmt, Load) and (stmt.buffer in self.group.stores or self.context.writers.get(stmt.buffer, 0) > 1):
-                raise Refused(Verdict.no("computing it again would read memory that changes", subject))
+            stmt = source.defs[name][1]
+            if isinstance(stmt, Reduce):
+                raise Refused(Verdict.no("the consumer needs elements of several rows", load.buffer))
+            if isinstance(stmt, Load) and (stmt.buffer in source.stores or self.context.writers.get(stmt.buffer, 0) > 1):
+                raise Refused(Verdict.no("computing it again would read memory that changes", load.buffer))
+            if isinstance(stmt, Index) and any(_has_division(m) for s, m in moved.items() if s in symbols(stmt.expr)):
+                raise Refused(Verdict.no("reading it at another shape needs divisions", load.buffer))
             if name in made:
                 continue
-
-            def on(e: Int) -> Int:
-                here: dict[Sym, Int] = {}
-                for s in symbols(e):
-                    if s in moved:
-                        here[s] = moved[s]
-                    elif s.name in made:
-                        v = made[s.name]
-                        here[s] = Sym(v, s.extent, s.lo) if isinstance(v, str) else int(v)
-                return substitute(e, here) if here else e
             new = renamed(stmt, made, on, self.context.names.value)
+            if isinstance(new, Load) and mask is not None:
+                both = mask if new.mask is None else self.emit(
+                    Op(self.context.names.value(), "and", (new.mask, mask), BOOL), ())
+                new = replace(new, mask=both)
             made[name] = self.emit(new, ())
-        return made[value]
+        return str(made[value])
 
-    def converted(self, value: Value, load: Load) -> Value:
+    def converted(self, value: Value, load: Load) -> str:
         """A stored value as the load gives it: through the buffer's type where that differs from the value's."""
         dtype = self.context.dtypes[load.buffer].compute
         if isinstance(value, str):
