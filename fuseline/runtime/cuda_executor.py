@@ -22,7 +22,7 @@ from fuseline.ir.expr import Expr, Sym, evaluate, symbols
 from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Ref, Step, ViewOf
 from fuseline.log import emit as log
 from fuseline.options import Options
-from fuseline.runtime import triton_compile
+from fuseline.runtime import externs, triton_compile
 from fuseline.torch_internals import to_torch_dtype
 
 MAX_PLANS = 64                # sizes met of one program whose generated functions are kept, least recently used go first
@@ -254,15 +254,10 @@ def _hoist_inputs(program: LoopProgram) -> tuple[int, ...]:
 # ---------------------------------------------------------------- generating a plan
 
 def relayout(tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """An operator's result as its buffer has it: where the operator chose other strides, or returned a misaligned view, a copy."""
-    if tuple(tensor.shape) != shape:
-        raise InternalError(f"an operator returned shape {tuple(tensor.shape)}, expected {shape}")
-    same = all(n <= 1 or a == b for n, a, b in zip(shape, tensor.stride(), stride))
-    if same and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor.as_strided(shape, stride)
-    copy = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
-    copy.copy_(tensor)
-    return copy
+    """An operator's result as its buffer has it: copied where the operator chose other strides or a misaligned address."""
+    tensor = externs.relayout(tensor, shape, stride)
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else torch.empty_strided(
+        shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _build(executable: CudaExecutable, sizes: dict[str, int], misaligned: frozenset[int], hoist: bool = False) -> _Plan:
@@ -438,52 +433,38 @@ class _Builder:
         return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
 
     def extern(self, step: Extern) -> None:
-        operator = _operator(step.op)
-        outs = [o for o in step.outs if o is not None]
-        name = f"op{len([k for k in self.namespace if k.startswith('op')])}"
-        if step.out_variant is not None and len(outs) == len(step.outs):
-            into = _operator(step.out_variant)
-            self.namespace[name] = into
-            schema = into._schema.arguments
-            targets = [f"{a.name}={self.tensor(o)}" for a, o in zip([a for a in schema if a.is_out], outs)]
-            self.lines.append(f"{name}({', '.join(self.arguments(step, operator) + targets)})")
+        if step.out_variant is not None and None not in step.outs:
+            self.lines.append(externs.call_source(step, self, out=True))
             return
-        self.namespace[name] = operator
-        call = f"{name}({', '.join(self.arguments(step, operator))})"
+        call = externs.call_source(step, self, out=False)
         variables = [self.variable("b", o) if o is not None else "_" for o in step.outs]
-        several = len(operator._schema.returns) > 1 or (
-            bool(operator._schema.returns) and isinstance(operator._schema.returns[0].type, torch.ListType))
-        self.lines.append(f"{', '.join(variables)}{',' if several and len(variables) == 1 else ''} = {call}")
+        returns = externs.operator_of(step.op)._schema.returns
+        several = len(returns) > 1 or (bool(returns) and isinstance(returns[0].type, torch.ListType))
+        self.lines.append(f"{', '.join(variables)}{',' if several and len(variables) == 1 else ''} = {call}" if variables else call)
         for out, variable in zip(step.outs, variables):
             if out is None:
                 continue
             buffer = self.program.buffers[out]
+            if out in self.program.inputs:
+                # The step writes an input: its memory is the caller's.
+                self.lines.append(f"{self.tensors[out]}.copy_({variable})")
+                continue
             self.tensors[out] = variable
             self.addresses.pop(out, None)
+            self.in_arena.pop(out, None)
             if not buffer.opaque:
                 shape, stride = self.numbers(buffer.shape), self.numbers(buffer.stride)
                 self.lines.append(f"if {variable}.stride() != {stride} or {variable}.data_ptr() & {ALIGNMENT - 1}:")
                 self.lines.append(f"    {variable} = relayout({variable}, {shape}, {stride})")
 
-    def arguments(self, step: Extern, operator: Any) -> list[str]:
-        schema = operator._schema.arguments
-        by_name = {a.name: a for a in schema}
-        found = [self.argument(a, schema[i] if i < len(schema) else None) for i, a in enumerate(step.args)]
-        return found + [f"{k}={self.argument(v, by_name.get(k))}" for k, v in step.kwargs]
+    # -- what externs.Scope asks --------------------------------------------------------------------------------
+    def view(self, view: ViewOf) -> str:
+        base, offset = self.tensor(view.buffer), self.number(view.offset)
+        shift = f"{base}.storage_offset() + {offset}" if offset else f"{base}.storage_offset()"
+        return f"as_strided({base}, {self.numbers(view.shape)}, {self.numbers(view.stride)}, {shift})"
 
-    def argument(self, arg: Any, formal: Any) -> str:
-        if isinstance(arg, Ref):
-            return self.tensor(arg.buffer)
-        if isinstance(arg, ViewOf):
-            base = self.tensor(arg.buffer)
-            offset = self.number(arg.offset)
-            shift = f"{base}.storage_offset() + {offset}" if offset else f"{base}.storage_offset()"
-            return f"as_strided({base}, {self.numbers(arg.shape)}, {self.numbers(arg.stride)}, {shift})"
-        if isinstance(arg, (tuple, list)):
-            return "[" + ", ".join(self.argument(a, formal) for a in arg) + "]"
-        if isinstance(arg, Expr):
-            return str(self.number(arg))
-        return self.constant(_torch_constant(arg, formal))
+    def size(self, e: Any) -> str:
+        return str(self.number(e))
 
     def constant(self, value: Any) -> str:
         if value is None or isinstance(value, (bool, int, str)):
@@ -500,23 +481,4 @@ class _Builder:
             return self.constant(value)
         if output.shape is None:
             return self.tensor(value)
-        return self.argument(ViewOf(value, output.shape, output.stride, output.offset), None)
-
-
-def _operator(name: str) -> Any:
-    namespace, operator, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
-
-
-_NAMED = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d,
-          "preserve": torch.preserve_format, "strided": torch.strided}
-
-
-def _torch_constant(arg: Any, formal: Any) -> Any:
-    """A number, string or element type as the operator takes it: memory formats and layouts are strings in our IR."""
-    from fuseline.ir.dtypes import DType
-    if isinstance(arg, DType):
-        return to_torch_dtype(arg)
-    if isinstance(arg, str) and arg in _NAMED and "str" not in str(getattr(formal, "type", "")):
-        return _NAMED[arg]
-    return arg
+        return self.view(ViewOf(value, output.shape, output.stride, output.offset))

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from fuseline.codegen.triton.emit import TritonSource
 from fuseline.errors import InternalError
 from fuseline.log import emit as log
+from fuseline.runtime.cache import disk_cache
 
 MAX_WORKERS = 16              # one kernel takes 0.15 s of one core; a model has some tens of distinct ones
 FORMAT = 1                    # of the disk cache's entries
@@ -102,23 +103,25 @@ def start_workers() -> None:
             atexit.register(_server.stop)
 
 
-def submit(source: TritonSource, arch: int) -> Future:
-    """A future of the Binary for compute capability `arch` (90). The same source is compiled once."""
+def submit(source: TritonSource, arch: int, cache: bool = True) -> Future:
+    """A future of the Binary for compute capability `arch` (90). The same source is compiled once.
+
+    cache: look on the disk first, and keep the result there.
+    """
     key = (source, arch)
     with _lock:
         future = _known.get(key)
         if future is not None and not (future.done() and future.exception()):
             return future
         future = _known[key] = Future()
-    path = _path(source, arch)
-    stored = _read(path)
+    stored = _read(_key(source, arch)) if cache else None
     if stored is not None:
         future.set_result(stored)
         return future
     start_workers()
     log("code", source.text)
     request = {**asdict(source), "arch": arch}
-    _server.submit(request).add_done_callback(functools.partial(_deliver, future, path))
+    _server.submit(request).add_done_callback(functools.partial(_deliver, future, _key(source, arch) if cache else None))
     return future
 
 
@@ -127,7 +130,7 @@ def compile_all(sources: Sequence[TritonSource], arch: int) -> list[Binary]:
     return [f.result() for f in [submit(s, arch) for s in sources]]
 
 
-def _deliver(future: Future, path: pathlib.Path | None, answered: Future) -> None:
+def _deliver(future: Future, cache_key: str | None, answered: Future) -> None:
     error = answered.exception()
     if error is not None:
         future.set_exception(error)
@@ -140,26 +143,12 @@ def _deliver(future: Future, path: pathlib.Path | None, answered: Future) -> Non
     if binary.scratch:
         future.set_exception(InternalError(f"kernel {binary.name} wants {binary.scratch} bytes of global scratch memory"))
         return
-    _write(path, binary)
+    if cache_key is not None:
+        _write(cache_key, binary)
     future.set_result(binary)
 
 
 # ---------------------------------------------------------------- disk
-
-@functools.lru_cache(maxsize=1)
-def _directory() -> pathlib.Path | None:
-    """Where binaries are kept, private to the user; None if there is no place to write."""
-    root = os.environ.get("FUSELINE_CACHE_DIR")
-    if root is None:
-        import platformdirs
-        root = platformdirs.user_cache_dir("fuseline")
-    path = pathlib.Path(root) / "triton"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return path
-
 
 @functools.lru_cache(maxsize=1)
 def _compiler_version() -> str:
@@ -169,43 +158,25 @@ def _compiler_version() -> str:
         return "none"
 
 
-def _path(source: TritonSource, arch: int) -> pathlib.Path | None:
-    directory = _directory()
-    if directory is None:
-        return None
+def _key(source: TritonSource, arch: int) -> str:
+    """Everything that the machine code depends on, as one hash."""
     facts = json.dumps([FORMAT, _compiler_version(), arch, asdict(source)], sort_keys=True)
-    return directory / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _read(path: pathlib.Path | None) -> Binary | None:
-    """An entry of the cache; None for one that is absent, damaged or another user's."""
-    if path is None:
+def _read(key: str) -> Binary | None:
+    """The stored binary; None if there is none, or one that is not understood."""
+    data = disk_cache().get(key)
+    if data is None:
         return None
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            entry = json.loads(file.read())
-        cubin = base64.b64decode(entry["cubin"], validate=True)
-        if hashlib.sha256(cubin).hexdigest() != entry["sha256"]:
-            return None
-        return Binary(str(entry["name"]), cubin, int(entry["shared"]), int(entry["num_warps"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        head, cubin = data.split(b"\n", 1)
+        facts = json.loads(head)
+        return Binary(str(facts["name"]), cubin, int(facts["shared"]), int(facts["num_warps"]))
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: pathlib.Path | None, binary: Binary) -> None:
-    if path is None:
-        return
-    entry = {"name": binary.name, "shared": binary.shared, "num_warps": binary.num_warps,
-             "sha256": hashlib.sha256(binary.cubin).hexdigest(), "cubin": base64.b64encode(binary.cubin).decode()}
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(entry, file)
-        os.replace(temporary, path)
-    except OSError as error:
-        log("cache", f"could not write {path}: {error}")
-
-
-
+def _write(key: str, binary: Binary) -> None:
+    facts = {"name": binary.name, "shared": binary.shared, "num_warps": binary.num_warps}
+    disk_cache().put(key, json.dumps(facts).encode() + b"\n" + binary.cubin, {"kind": "cubin", "kernel": binary.name})

@@ -215,7 +215,7 @@ class _Emitter:
         offset = f"r_start{number}"
         self.line(f"for {offset} in range(0, {self.expression(total)}, {block}):")
         self.push()
-        start = f"{offset}.to({self.index_type}) + " if self.special.wide else f"{offset} + "
+        start = f"tl.cast({offset}, {self.index_type}) + " if self.special.wide else f"{offset} + "
         self.r_index(phase, block, start)
         for stmt in body:
             if isinstance(stmt, Reduce):
@@ -537,7 +537,7 @@ class _Emitter:
             mean, m2, count = accs
             x = self.fresh(self.operand(stmt))
             # Every lane that is not masked has seen as many elements as the loop has made steps.
-            step = self.fresh(f"({offset} // {self.r_block} + 1).to({ops.TRITON_TYPE[stmt.dtype]})")
+            step = self.fresh(f"tl.cast({offset} // {self.r_block} + 1, {ops.TRITON_TYPE[stmt.dtype]})")
             share = self.fresh(f"1.0 / {step}")
             delta = self.fresh(f"{x} - {mean}")
             moved = self.fresh(f"{mean} + {delta} * {share}")

@@ -34,7 +34,8 @@ class _Libdevice:
             arrays = numpy.broadcast_arrays(*(a.handle.data if isinstance(a, tl.core.tensor) else numpy.asarray(a, like.handle.data.dtype)
                                               for a in args))
             result = function(*(torch.from_numpy(numpy.array(a)) for a in arrays)).numpy()
-            kind = tl.block_type(like.dtype, list(result.shape)) if result.shape else like.dtype
+            block = any(isinstance(a, tl.core.tensor) and a.type.is_block() for a in args)
+            kind = tl.block_type(like.dtype, list(result.shape)) if block else like.dtype
             return tl.core.tensor(TensorHandle(result.astype(like.handle.data.dtype), like.dtype), kind)
 
         return call

@@ -219,6 +219,8 @@ def _neg(dtype: DType, a: str) -> str:
 
 
 def _not(dtype: DType, a: str) -> str:
+    if dtype.kind == "uint":
+        return f"{a} ^ {literal(2 ** (8 * dtype.size) - 1, dtype)}"
     return f"{a} == 0" if dtype is dtypes.BOOL else f"~{a}"
 
 
