@@ -167,21 +167,21 @@ class _Writer:
     def fetch_sources(self, recipes: Sequence[Recipe | None]) -> None:
         """Read every source that the recipes need, and find the new objects that refer to themselves."""
         done: set[int] = set()
-        open_: set[int] = set()
+        path: list[int] = []
 
         def visit(recipe: Any) -> None:
             if isinstance(recipe, FromSource):
                 self.fetcher.name(recipe.source)
             elif isinstance(recipe, New):
-                if id(recipe) in open_:
-                    self._cyclic.add(id(recipe))
+                if id(recipe) in path:
+                    self._cyclic.update(path[path.index(id(recipe)):])
                     return
                 if id(recipe) in done:
                     return
-                open_.add(id(recipe))
+                path.append(id(recipe))
                 for part in _parts(recipe):
                     visit(part)
-                open_.discard(id(recipe))
+                path.pop()
                 done.add(id(recipe))
 
         for recipe in recipes:
