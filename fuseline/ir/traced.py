@@ -55,6 +55,7 @@ class OutputSpec:
     "view"    `steps` applied to the base: input `index` or forward output `index`, as `base` says ("input" | "output")
     "const"   the Python value `value`
     requires_grad   what eager gives
+    tracked   the view has a grad_fn in eager; without, it is made under no_grad
     storage_offset  of the base in the trace: as_strided counts from the start of the storage
     """
 
@@ -64,6 +65,7 @@ class OutputSpec:
     steps: tuple[ViewStep, ...] = ()
     value: Any = None
     requires_grad: bool = False
+    tracked: bool = False
     storage_offset: int = 0
 
 

@@ -136,7 +136,7 @@ class _Epilogue:
 
     def _view(self, spec: OutputSpec, inputs: Sequence[Any], outputs: tuple) -> torch.Tensor:
         base = inputs[spec.index] if spec.base == "input" else outputs[spec.index]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and spec.requires_grad):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and spec.tracked):
             value, shift = base, base.storage_offset() - spec.storage_offset
             for step in spec.steps:
                 value = self._step(step, value, shift, inputs)

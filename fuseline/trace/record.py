@@ -257,7 +257,10 @@ class Recorder(TorchDispatchMode):
                 rest[a.name] = a.default_value
         inner = args if not writes.drop else args[:len(writes.functional._schema.arguments)]
         with self:
-            result = writes.functional(*inner, **rest)
+            if torch_internals.is_random(op_name(writes.functional)) and len(targets) == 1:
+                result = _in_memory_order(writes.functional, inner, rest)
+            else:
+                result = writes.functional(*inner, **rest)
         results = list(result) if isinstance(result, (tuple, list)) and len(writes.arguments) > 1 else [result]
         fresh, new = results[:len(results) - len(targets)], results[len(results) - len(targets):]
         for target, value in zip(targets, new):
@@ -447,6 +450,17 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, (complex, int, float)):
             return value
         raise NotSupported(f"an operand of type {kind.__module__}.{kind.__qualname__}")
+
+
+def _in_memory_order(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """A random fill of args[0]: numbers are drawn in the order of its memory, as the in-place operator does."""
+    target = args[0]
+    if target.is_contiguous() or not torch_internals.is_dense(target):
+        return func(*args, **kwargs)
+    stride = target.stride()
+    order = sorted(range(target.dim()), key=lambda axis: -stride[axis])
+    drawn = func(target.permute(order), *args[1:], **kwargs)
+    return drawn.permute([order.index(axis) for axis in range(target.dim())])
 
 
 def _flat(values: Any) -> list:

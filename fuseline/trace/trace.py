@@ -231,15 +231,16 @@ class _Trace:
         return OutputSpec("const", value=value)
 
     def _tensor(self, r: torch.Tensor, alias: Alias, shared: dict, base_at: dict, forward: list, tensors: list) -> OutputSpec:
-        recorder, grad = self.recorder, r.requires_grad
-        if grad and r.grad_fn is None and alias.input is None and r.is_leaf:
+        recorder, grad, tracked = self.recorder, r.requires_grad, r.grad_fn is not None
+        untracked_view = grad and not tracked and alias.parent is not None           # a view that was made under no_grad
+        if grad and not tracked and alias.parent is None and alias.input is None:
             raise NotSupported("a tensor made in the graph is a leaf that requires grad")
         root, steps = alias.path()
         if root.input is not None:
             if alias.parent is None:
                 return OutputSpec("input", root.input, requires_grad=grad)
-            return OutputSpec("view", root.input, "input", steps, requires_grad=grad, storage_offset=root.tensor.storage_offset())
-        if root.tensor is r or shared[alias.store] == 1:
+            return OutputSpec("view", root.input, "input", steps, None, grad, tracked, root.tensor.storage_offset())
+        if root.tensor is r or (shared[alias.store] == 1 and not untracked_view):
             if alias.store not in base_at:
                 forward.append(recorder.fresh(recorder.current(r), r))
                 tensors.append(r)
@@ -251,7 +252,7 @@ class _Trace:
             base_at[alias.store] = len(forward)
             forward.append(recorder.fresh(recorder.current(root.tensor), root.tensor))
             tensors.append(root.tensor)
-        return OutputSpec("view", base_at[alias.store], "output", steps, requires_grad=grad)
+        return OutputSpec("view", base_at[alias.store], "output", steps, None, grad, tracked)
 
     # ------------------------------------------------------------ backward
     def _backward(self, differentiable: list[torch.Tensor]) -> tuple[list[Node], dict[int, Node]]:

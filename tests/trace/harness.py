@@ -92,7 +92,7 @@ def check(fn: Any, *inputs: Any, tol: float = 1e-5, backward: bool = True, **opt
                                   "written": [a._version > 0 for a in args if isinstance(a, torch.Tensor)]}
         record["facts"] = [(o.requires_grad, o.is_leaf, o.stride() if o.numel() > 1 else (), o.dtype, o.shape)
                            for o in outputs if isinstance(o, torch.Tensor)]
-        differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+        differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None]
         if backward and differentiable:
             weights = [torch.linspace(-1, 2, o.numel(), dtype=o.dtype).reshape(o.shape) for o in differentiable]
             record["grads"] = torch.autograd.grad(differentiable, wanted, weights, allow_unused=True)

@@ -102,10 +102,12 @@ def fn_scatter(x, i, src):
 
 
 def fn_frozen(x):
+    y = x * 7
     with torch.no_grad():
         frozen = x * 3
         v = x[1:]
-    return x * 2, x.detach() + 1, x.argmax(), x > 0, frozen, frozen * x, torch.ones(2), v
+        w = y[1:]
+    return x * 2, x.detach() + 1, x.argmax(), x > 0, frozen, frozen * x, torch.ones(2), v, w
 
 
 def fn_strides(x, img):
