@@ -95,7 +95,7 @@ class GraphPool:
         self.device = torch.device(device)
         self.recorder: Recorder = recorder or CudaRecorder(self.device)
         self.lock = threading.RLock()
-        self.addresses: set[int] = set()                      # of outputs that graphs of this pool write
+        self.outputs: dict[int, torch.Tensor] = {}            # what graphs of this pool write and lend, by address
         self.last_stream: Any = None
 
 
@@ -315,6 +315,9 @@ class GraphedExecutable:
         self._mismatches = 0
         self._never_in_place.update(lent_by_us)
         del self.recordings[key]
+        for lent in recording.lent.values():
+            if self.pool.outputs.get(lent.tensor.data_ptr()) is lent.tensor:
+                del self.pool.outputs[lent.tensor.data_ptr()]
         log("cudagraphs", f"recording again: {len(moved)} inputs moved")
         return self._record(key, inputs)
 
@@ -351,7 +354,11 @@ class GraphedExecutable:
         in_place, copied_in = [], []
         for i in self._tensors:
             address = inputs[i].data_ptr()
-            if i in self._static or (address in self.pool.addresses and i not in self._never_in_place):
+            ours = None if i in self._never_in_place else self.pool.outputs.get(address)
+            if i in self._static:
+                in_place.append((i, address))
+            elif ours is not None and ours.shape == inputs[i].shape and ours.stride() == inputs[i].stride():
+                own[i] = ours                                 # not the tensor that was handed out: that one must be able to die
                 in_place.append((i, address))
             else:
                 own[i] = _fresh_like(inputs[i])
@@ -376,7 +383,7 @@ class GraphedExecutable:
                 continue
             if i in self.lend:
                 recording.lent[i] = _Lent(i, out, out.untyped_storage())
-                self.pool.addresses.add(out.data_ptr())
+                self.pool.outputs[out.data_ptr()] = out
             else:
                 recording.copied_out.append(i)
         for lent in recording.lent.values():
