@@ -18,11 +18,12 @@ Monomial = tuple["Atom", ...]
 class Expr:
     """A polynomial: `terms` maps a monomial (sorted tuple of atoms, () for the constant) to its coefficient."""
 
-    __slots__ = ("terms", "_hash")
+    __slots__ = ("terms", "_hash", "_symbols")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
         self._hash = hash(terms)
+        self._symbols: frozenset[Sym] | None = None          # filled by `symbols`
 
     # -- arithmetic -------------------------------------------------------------------------------------------
     def __add__(self, other: Int) -> Int:
@@ -90,12 +91,14 @@ class Expr:
 class Atom(Expr):
     """An expression that is a factor of monomials: it equals the polynomial 1*itself."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "rank")
 
     def __init__(self, key: tuple) -> None:
         self.key = key
         self._hash = hash(key)
+        self._symbols = None
         self.terms = (((self,), 1),)
+        self.rank = (0, key[1]) if key[0] == "sym" else (1, str(self))      # its place in a monomial
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -167,7 +170,14 @@ def _wrap(e: Int) -> str:
 
 
 def _atom_key(atom: Atom) -> tuple:
-    return (0, atom.name) if isinstance(atom, Sym) else (1, str(atom))
+    return atom.rank
+
+
+def _term_key(term: tuple[Monomial, int]) -> tuple:
+    monomial = term[0]
+    if len(monomial) == 1:
+        return -1, [monomial[0].rank]
+    return -len(monomial), [a.rank for a in monomial]
 
 
 def _terms(e: Int) -> tuple[tuple[Monomial, int], ...]:
@@ -186,7 +196,7 @@ def _polynomial(terms: Mapping[Monomial, int]) -> Int:
             return c
         if c == 1 and len(m) == 1:
             return m[0]
-    kept.sort(key=lambda t: (-len(t[0]), [_atom_key(a) for a in t[0]]))
+    kept.sort(key=_term_key)
     return Expr(tuple(kept))
 
 
@@ -447,39 +457,63 @@ def symbols(e: Int) -> frozenset[Sym]:
     """All symbols that occur in e, at any depth."""
     if isinstance(e, int):
         return frozenset()
-    found: set[Sym] = set()
-    for m, _ in e.terms:
-        for atom in m:
-            if isinstance(atom, Sym):
-                found.add(atom)
-            elif isinstance(atom, (Div, Mod)):
-                found |= symbols(atom.numerator) | symbols(atom.denominator)
-            elif isinstance(atom, Max):
-                found |= symbols(atom.a) | symbols(atom.b)
-    return frozenset(found)
+    if e._symbols is None:
+        found: set[Sym] = set()
+        for m, _ in e.terms:
+            for atom in m:
+                if isinstance(atom, Sym):
+                    found.add(atom)
+                elif isinstance(atom, (Div, Mod)):
+                    found |= symbols(atom.numerator) | symbols(atom.denominator)
+                elif isinstance(atom, Max):
+                    found |= symbols(atom.a) | symbols(atom.b)
+        e._symbols = frozenset(found)
+    return e._symbols
 
 
 def substitute(e: Int, mapping: Mapping[Sym, Int]) -> Int:
     """e with every symbol that the mapping has replaced, simplified again."""
     if isinstance(e, int) or not any(s in mapping for s in symbols(e)):
         return e
-    total: Int = 0
+    total: dict[Monomial, int] = {}
     for m, c in e.terms:
-        term: Int = c
+        plain: list[Atom] = []
+        others: list[Expr] = []
         for atom in m:
-            term = term * _substitute_atom(atom, mapping)
-        total = total + term
-    return total
+            new = _substitute_atom(atom, mapping)
+            if isinstance(new, int):
+                c *= new
+            elif isinstance(new, Atom):
+                plain.append(new)
+            else:
+                others.append(new)
+        if not c:
+            continue
+        if len(plain) > 1:
+            plain.sort(key=_atom_key)
+        if not others:
+            monomial = tuple(plain)
+            total[monomial] = total.get(monomial, 0) + c
+            continue
+        term: Int = _polynomial({tuple(plain): c})
+        for factor in others:
+            term = term * factor
+        for monomial, coefficient in _terms(term):
+            total[monomial] = total.get(monomial, 0) + coefficient
+    return _polynomial(total)
 
 
 def _substitute_atom(atom: Atom, mapping: Mapping[Sym, Int]) -> Int:
     if isinstance(atom, Sym):
         return mapping.get(atom, atom)
+    if not any(s in mapping for s in symbols(atom)):
+        return atom
     if isinstance(atom, Div):
         return floor_div(substitute(atom.numerator, mapping), substitute(atom.denominator, mapping))
     if isinstance(atom, Mod):
         return modulo(substitute(atom.numerator, mapping), substitute(atom.denominator, mapping))
-    assert isinstance(atom, Max)
+    if not isinstance(atom, Max):
+        raise TypeError(f"unknown atom {atom!r}")
     return maximum(substitute(atom.a, mapping), substitute(atom.b, mapping))
 
 

@@ -68,7 +68,7 @@ class Fusion:
             self.merge_down()
         self.merge_siblings()
         self.merge_down()
-        self.drop_unread()
+        self.drop_unread(final=True)
         position = {i: self.groups[i].position if i in self.groups else i for i in self.order.alive}
         return [self.groups.get(i) or self.steps[i] for i in self.order.sequence(position)]
 
@@ -116,8 +116,12 @@ class Fusion:
         del self.groups[second]
         self.groups[first] = merged
         self.order.merge(first, second)
-        merged.drop(lambda name: self.is_read(name))
         self._register(merged)
+        for name in list(b.loads):
+            if name in merged.stores and name not in merged.loads and not self.is_read(name):
+                self._forget(merged)
+                merged.remove_stores(name)
+                self._register(merged)
         return True
 
     def _refuse(self, a: Group, b: Group, verdict: Verdict) -> None:
@@ -132,11 +136,11 @@ class Fusion:
             return True
         return bool(self.readers.get(name)) or self.context.writers.get(name, 0) > 1
 
-    def drop_unread(self) -> None:
+    def drop_unread(self, final: bool = False) -> None:
         """Remove stores that nothing reads, statements that serve nothing, and groups that are empty then."""
         for i in sorted(self.groups, reverse=True):
             group = self.groups[i]
-            if all(self.is_read(name) for name in group.stores):
+            if not final and all(self.is_read(name) for name in group.stores):
                 continue
             self._forget(group)
             group.drop(self.is_read)

@@ -88,17 +88,14 @@ class Group:
         self.stores: dict[str, list[tuple[int, Store]]] = {}           # buffer -> its stores
         self.loads: dict[str, list[tuple[int, Load]]] = {}
         self.numbering: dict[tuple, Stmt] = {}
-        self.dead = False
+        self.reduces = False                                            # some statement is a Reduce
+        self.passes: int | None = None                                  # see `merge`
 
     # -- facts ------------------------------------------------------------------------------------------------
     @property
     def pure(self) -> bool:
         """True for a pointwise group: every phase runs once for each outer point, and nothing is reduced."""
-        return all(not p.axes for p in self.phases) and not self.reduces
-
-    @property
-    def reduces(self) -> bool:
-        return any(isinstance(s, Reduce) for p in self.phases for s in p.body)
+        return not self.reduces and all(not p.axes for p in self.phases)
 
     @property
     def buffers(self) -> set[str]:
@@ -134,6 +131,8 @@ class Group:
             return
         if isinstance(stmt, Load):
             self.loads.setdefault(stmt.buffer, []).append((phase, stmt))
+        elif isinstance(stmt, Reduce):
+            self.reduces = True
         key = self.key(stmt, self.phases[phase].axes)
         if key is not None:
             self.numbering.setdefault(key, stmt)
@@ -142,6 +141,7 @@ class Group:
         """Rebuild the tables from the phases, after these were changed in place."""
         phases, self.phases = self.phases, []
         self.defs, self.stores, self.loads, self.numbering = {}, {}, {}, {}
+        self.reduces, self.passes = False, None
         for draft in phases:
             self.phases.append(Draft(draft.axes))
             for stmt in draft.body:
@@ -157,6 +157,12 @@ class Group:
             return memo[e]
         for draft in self.phases:
             draft.body = [with_index(s, on) for s in draft.body]
+
+    def remove_stores(self, buffer: str) -> None:
+        """Remove the stores to a buffer; what computed the values stays until `drop`."""
+        for phase, store in self.stores.pop(buffer):
+            body = self.phases[phase].body
+            body[:] = [s for s in body if s is not store]
 
     def drop(self, keep_store: Callable[[str], bool]) -> None:
         """Remove stores to buffers that nobody reads any more, and every statement that then serves nothing."""

@@ -77,6 +77,8 @@ def merge(first: Group, second: Group, context: Context) -> Group | Verdict:
 
 def _passes(group: Group) -> int:
     """How many times one after the other a row is gone over: phases with inner axes that wait for a reduction before them."""
+    if group.passes is not None:
+        return group.passes
     level: dict[str, int] = {}
     deepest = 0
     for draft in group.phases:
@@ -86,6 +88,7 @@ def _passes(group: Group) -> int:
         for stmt in draft.body:
             for name in names_of(stmt):
                 level[name] = here + 1 if isinstance(stmt, Reduce) and draft.axes else here
+    group.passes = deepest
     return deepest
 
 
@@ -241,6 +244,14 @@ def _shared_order(axes: tuple[Axis, ...], known: list[tuple[Axis, ...]]) -> tupl
 
 def _copy(group: Group, roles: Roles) -> Group:
     merged = Group(group.id, roles.outer, group.sizes)
+    merged.label = group.label
+    if not roles.first and all(d.axes == axes for d, axes in zip(group.phases, roles.first_inner)):
+        merged.phases = [Draft(d.axes, list(d.body)) for d in group.phases]
+        merged.defs, merged.numbering = dict(group.defs), dict(group.numbering)
+        merged.stores = {b: list(found) for b, found in group.stores.items()}
+        merged.loads = {b: list(found) for b, found in group.loads.items()}
+        merged.reduces = group.reduces
+        return merged
     memo: dict[Int, Int] = {}
 
     def on(e: Int) -> Int:
@@ -253,7 +264,6 @@ def _copy(group: Group, roles: Roles) -> Group:
         merged.phases.append(Draft(axes))
         for stmt in draft.body:
             merged.append(len(merged.phases) - 1, with_index(stmt, on) if roles.first else stmt)
-    merged.label = group.label
     return merged
 
 
