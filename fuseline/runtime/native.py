@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from fuseline.codegen.llvm import compile as llvm_compile
 from fuseline.codegen.llvm.host import host
 from fuseline.errors import InternalError
+from fuseline.runtime.cache import disk_cache
 from fuseline.runtime.threads import openmp
 
 # A parallel region costs about 5 us: kernels estimated below this (0.1 ns units) run on the calling thread.
@@ -44,8 +45,15 @@ class NativeLaunch:
 
 _LAUNCHER = """
 target triple = "{triple}"
-@none = external global i8
-
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyErr_Occurred()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare void @Py_IncRef(ptr)
+declare void @PyErr_SetString(ptr, ptr)
+@none_object = external global i8
+@PyExc_SystemError = external global ptr
 {declarations}
 
 define internal void @worker(ptr %job) {{
@@ -190,7 +198,7 @@ done:
 
 define ptr @fastcall(ptr %self, ptr %args, i64 %n) {{
 entry:
-  %d = call ptr {as_pointer}(ptr %self)
+  %d = call ptr @PyLong_AsVoidPtr(ptr %self)
   %expected = load i64, ptr %d
   %expected1 = add i64 %expected, 1
   %right = icmp eq i64 %n, %expected1
@@ -205,26 +213,26 @@ head:
 body:
   %objp = getelementptr ptr, ptr %args, i64 %k
   %obj = load ptr, ptr %objp
-  %v = call i64 {as_int}(ptr %obj)
+  %v = call i64 @PyLong_AsLongLong(ptr %obj)
   %vp = getelementptr i64, ptr %values, i64 %k
   store i64 %v, ptr %vp
   %k1 = add i64 %k, 1
   br label %head
 ready:
-  %error = call ptr {occurred}()
+  %error = call ptr @PyErr_Occurred()
   %bad = icmp ne ptr %error, null
   br i1 %bad, label %failed, label %run
 run:
   %tp = getelementptr i64, ptr %values, i64 %expected
   %threads = load i64, ptr %tp
-  %state = call ptr {save}()
+  %state = call ptr @PyEval_SaveThread()
   call void @run_segment(ptr %d, ptr %values, i64 %threads)
-  call void {restore}(ptr %state)
-  %none = inttoptr i64 {none} to ptr
-  call void {incref}(ptr %none)
-  ret ptr %none
+  call void @PyEval_RestoreThread(ptr %state)
+  call void @Py_IncRef(ptr @none_object)
+  ret ptr @none_object
 wrong:
-  call void {system_error}(ptr inttoptr (i64 {error_type} to ptr), ptr @message)
+  %kind = load ptr, ptr @PyExc_SystemError
+  call void @PyErr_SetString(ptr %kind, ptr @message)
   ret ptr null
 failed:
   ret ptr null
@@ -243,30 +251,19 @@ _lock = threading.Lock()
 _method: _MethodDef | None = None
 
 
-def _address(name: str) -> str:
-    value = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
-    return f"inttoptr (i64 {value} to ptr)"
-
-
-def launcher_ir() -> str:
-    """The launcher's LLVM IR with the addresses of this process's Python and OpenMP functions in it."""
-    omp = openmp()
-    if omp is None:
+def launcher_ir(parallel: bool) -> str:
+    """The launcher's LLVM IR. parallel: there is an OpenMP runtime, whose functions are the symbols `omp_*` below."""
+    if not parallel:
+        declarations = "define internal i32 @omp_thread_num() { ret i32 0 }\ndefine internal i32 @omp_num_threads() { ret i32 1 }"
         nested, fork = "  br label %serial", "  call void @worker(ptr %job)"
-        thread_num = num_threads = "@unavailable"
-        declarations = "define internal i32 @unavailable() { ret i32 1 }"
     else:
-        nested = (f"  %inside = call i32 inttoptr (i64 {omp.in_parallel} to ptr)()\n  %outside = icmp eq i32 %inside, 0\n"
+        declarations = ("declare i32 @omp_thread_num()\ndeclare i32 @omp_num_threads()\ndeclare i32 @omp_inside()\n"
+                        "declare void @omp_parallel(ptr, ptr, i32, i32)")
+        nested = ("  %inside = call i32 @omp_inside()\n  %outside = icmp eq i32 %inside, 0\n"
                   "  br i1 %outside, label %parallel, label %serial")
-        fork = f"  call void inttoptr (i64 {omp.parallel} to ptr)(ptr @worker, ptr %job, i32 %used32, i32 0)"
-        thread_num, num_threads = f"inttoptr (i64 {omp.thread_num} to ptr)", f"inttoptr (i64 {omp.num_threads} to ptr)"
-        declarations = ""
-    return _LAUNCHER.format(
-        triple=host().triple, declarations=declarations, worth=WORTH_THREADS, nested=nested, fork=fork, thread_num=thread_num,
-        num_threads=num_threads, as_pointer=_address("PyLong_AsVoidPtr"), as_int=_address("PyLong_AsLongLong"),
-        occurred=_address("PyErr_Occurred"), save=_address("PyEval_SaveThread"), restore=_address("PyEval_RestoreThread"),
-        incref=_address("Py_IncRef"), none=id(None), system_error=_address("PyErr_SetString"), error_type=id(SystemError)).replace(
-        "@none = external global i8\n", "")
+        fork = "  call void @omp_parallel(ptr @worker, ptr %job, i32 %used32, i32 0)"
+    return _LAUNCHER.format(triple=host().triple, declarations=declarations, worth=WORTH_THREADS, nested=nested, fork=fork,
+                            thread_num="@omp_thread_num", num_threads="@omp_num_threads")
 
 
 def _method_definition() -> _MethodDef:
@@ -274,9 +271,16 @@ def _method_definition() -> _MethodDef:
     global _method
     with _lock:
         if _method is None:
-            (address,) = llvm_compile.load_text(launcher_ir(), ["fastcall"])
-            if not address:
-                raise InternalError("the native launcher did not load")
+            omp = openmp()
+            symbols = {"none_object": id(None)}
+            if omp is not None:
+                symbols.update(omp_parallel=omp.parallel, omp_thread_num=omp.thread_num, omp_num_threads=omp.num_threads,
+                               omp_inside=omp.in_parallel)
+            for name in ("PyLong_AsVoidPtr", "PyLong_AsLongLong", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
+                         "Py_IncRef", "PyErr_SetString"):
+                symbols[name] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+            symbols["PyExc_SystemError"] = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyExc_SystemError"))
+            (address,) = llvm_compile.load_helper(launcher_ir(omp is not None), ["fastcall"], symbols, disk_cache())
             _method = _MethodDef(b"segment", address, METH_FASTCALL, None)
         return _method
 
@@ -287,7 +291,7 @@ class Segment:
     __slots__ = ("call", "_words", "launches")
 
     def __init__(self, arguments: int, launches: Sequence[NativeLaunch]) -> None:
-        words = array("q", [arguments, len(launches), max(len(x.buffers) for x in launches), max(1, *(len(x.sizes) for x in launches), 1)])
+        words = array("q", [arguments, len(launches), max(len(x.buffers) for x in launches), max([1, *(len(x.sizes) for x in launches)])])
         for x in launches:
             fixed = isinstance(x.units, int) and isinstance(x.cost, int)
             words.extend([x.address, x.units if fixed else -1, x.cost if fixed else -1, len(x.buffers), len(x.sizes)])   # type: ignore[list-item]

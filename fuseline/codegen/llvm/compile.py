@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 
 from fuseline import log
 from fuseline.codegen.llvm import kernel as kernel_text
-from fuseline.codegen.llvm.host import host, target_machine
+from fuseline.codegen.llvm.host import host, new_target_machine, target_machine
 from fuseline.errors import InternalError
 from fuseline.ir.expr import Int
 from fuseline.ir.kernels import Kernel
@@ -48,7 +48,8 @@ class CompiledKernel:
 
 _known: dict[Kernel, CompiledKernel] = {}
 _lock = threading.RLock()
-_engine: llvm.ExecutionEngine | None = None
+_jit: llvm.LLJIT | None = None
+_loaded: dict[str, tuple[object, dict[str, int]]] = {}       # object name -> (what keeps its code alive, its functions' addresses)
 
 
 def compile_kernels(kernels: Sequence[Kernel], *, cache: ObjectCache | None = None, threads: int | None = None) -> list[CompiledKernel]:
@@ -130,41 +131,45 @@ def _compile_missing(kernels: list[Kernel], cache: ObjectCache | None, threads: 
 
 
 def _load(found: dict[Kernel, tuple[str, bytes | None, float]]) -> None:
-    engine = _the_engine()
-    for name, data, _ in found.values():
+    for k, (name, data, seconds) in found.items():
         if data is None:
             raise InternalError(f"kernel {name} has no object code")
-        if not engine.get_function_address(name):
-            engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-    engine.finalize_object()
-    for k, (name, _, seconds) in found.items():
-        address = engine.get_function_address(name)
-        if not address:
-            raise InternalError(f"kernel {name} is not in its object code")
+        address = _link(name, data, [name], {})[name]
         units, cost = kernel_text.measure(k, host().vector_bytes)
         _known[k] = CompiledKernel(k, name, address, units, cost, seconds)
 
 
-def _the_engine() -> llvm.ExecutionEngine:
-    """The JIT that holds all kernels; code is never freed, since callers keep raw addresses."""
-    global _engine
-    if _engine is None:
-        host()
-        empty = llvm.parse_assembly(f'target triple = "{host().triple}"')
-        _engine = llvm.create_mcjit_compiler(empty, target_machine_for_engine())
-    return _engine
+def _link(name: str, data: bytes, functions: Sequence[str], symbols: Mapping[str, int]) -> dict[str, int]:
+    """Addresses of the functions of an object, loaded once per process. Code is never freed: callers keep raw addresses.
+
+    JITLink and not MCJIT's loader: it places an object's code and constants together, as the small code model needs.
+    """
+    global _jit
+    if name not in _loaded:
+        if _jit is None:
+            _jit = llvm.create_lljit_compiler(new_target_machine(jit=True), use_jit_link=True)
+        library = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
+        for f in functions:
+            library.export_symbol(f)
+        for symbol, address in symbols.items():
+            library.import_symbol(symbol, address)
+        tracker = library.link(_jit, name)
+        _loaded[name] = tracker, {f: tracker[f] for f in functions}
+    addresses = _loaded[name][1]
+    if not all(addresses.get(f) for f in functions):
+        raise InternalError(f"object code {name} lacks one of {', '.join(functions)}")
+    return addresses
 
 
-def target_machine_for_engine() -> llvm.TargetMachine:
-    h = host()
-    return llvm.Target.from_triple(h.triple).create_target_machine(cpu=h.cpu, features=h.features, opt=2, reloc="pic", codemodel="small", jit=True)
-
-
-def load_text(ir: str, names: Sequence[str]) -> list[int]:
-    """Compile a module of our own (the runtime's native helpers) and return the addresses of its functions."""
+def load_helper(ir: str, functions: Sequence[str], symbols: Mapping[str, int], cache: ObjectCache | None = None) -> list[int]:
+    """Addresses of functions of a module of our own (the runtime's launcher); `symbols` gives what it declares but does not define."""
     with _lock:
-        engine = _the_engine()
-        data = target_machine().emit_object(llvm.parse_assembly(ir))
-        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-        engine.finalize_object()
-        return [engine.get_function_address(n) for n in names]
+        facts = json.dumps({"ir": ir, **host().key}, sort_keys=True)
+        key = hashlib.sha256(facts.encode()).hexdigest()
+        data = cache.get(key) if cache is not None else None
+        if data is None:
+            data = target_machine().emit_object(llvm.parse_assembly(ir))
+            if cache is not None:
+                cache.put(key, data, {"label": "launcher"})
+        addresses = _link("h" + key[:32], data, functions, symbols)
+        return [addresses[f] for f in functions]

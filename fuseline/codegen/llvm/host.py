@@ -38,12 +38,15 @@ def host() -> Host:
     return Host(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), width)
 
 
+def new_target_machine(*, jit: bool = False) -> llvm.TargetMachine:
+    h = host()
+    target = llvm.Target.from_triple(h.triple)
+    return target.create_target_machine(cpu=h.cpu, features=h.features, opt=2, reloc="pic", codemodel="small", jit=jit)
+
+
 def target_machine() -> llvm.TargetMachine:
     """One for each thread: LLVM's target machines are not shared between threads."""
     made = getattr(_local, "machine", None)
     if made is None:
-        h = host()
-        target = llvm.Target.from_triple(h.triple)
-        made = target.create_target_machine(cpu=h.cpu, features=h.features, opt=2, reloc="pic", codemodel="small")
-        _local.machine = made
+        made = _local.machine = new_target_machine()
     return made
