@@ -15,7 +15,7 @@ from typing import Any
 from fuseline.errors import InternalError
 from fuseline.ir.entry import Assembled, drive
 from fuseline.ir.fetch import Constants, Fetcher, parameter
-from fuseline.ir.region import Attr, Broke, CompiledGraph, Const, Effect, FrameState, FromGraph, FromSource, InDict, Item, New, Raised, \
+from fuseline.ir.region import Attr, Broke, CompiledGraph, Const, Effect, FrameState, FromGraph, FromSource, GraphInput, InDict, Item, Local, New, Raised, \
     Recipe, Region, Returned, Source
 
 # code, stack, locals and cells of a suspended frame -> the function that executes its instruction and goes on
@@ -383,9 +383,13 @@ def _parts(new: New) -> list[Any]:
     return [*new.items, *new.fields.values(), *extra]
 
 
-def _is_static_path(source: Source) -> bool:
-    """Whether a source is reached through attributes: the kind of path that is long and rarely changes."""
-    return isinstance(source, (Item, InDict, Attr)) and isinstance(getattr(source, "base", None), (Item, InDict, Attr))
+def _is_kept(graph_input: GraphInput) -> bool:
+    """Whether an input is found at the end of a path that rarely changes, so that the dispatcher may keep it."""
+    source = graph_input.source
+    base = getattr(source, "base", None)
+    if isinstance(source, Local) or isinstance(base, Local) and isinstance(source, Item):
+        return False                                      # an argument, or one of *args
+    return graph_input.static or isinstance(source, (Item, InDict, Attr)) and isinstance(base, (Item, InDict, Attr))
 
 
 def parameter_names(code: types.CodeType) -> tuple[str, ...]:
@@ -403,7 +407,7 @@ def assemble(region: Region, compiled: CompiledGraph | None, resume_factory: Res
     names = parameter_names(region.code)
     writer = _Writer(region, names, region.code.co_freevars)
     end = region.end
-    prefetched = tuple(i.source for i in region.inputs if i.static or _is_static_path(i.source))
+    prefetched = tuple(i.source for i in region.inputs if _is_kept(i))
     for index, source in enumerate(prefetched):
         writer.fetcher.define(source, f"p{index}")
     if prefetched:

@@ -151,8 +151,9 @@ def _function_experiment() -> bool:
 
 def _tensor_layout() -> TensorLayout | None:
     try:
-        return _tensor_experiment()
-    except Exception:
+        with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+            return _tensor_experiment()
+    except Exception:                                     # as for the others: not found is not relied on
         return None
 
 
