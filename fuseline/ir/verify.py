@@ -326,6 +326,9 @@ def _check_plan(program: LoopProgram) -> None:
     for output in program.outputs:
         if isinstance(output.value, str) and output.value in program.plan:
             raise VerifyError(f"the output {output.value} lies in the arena")
+    for name in (n for step in program.hoisted for n in writes(step)):
+        if name in program.plan:
+            raise VerifyError(f"the result {name} of a hoisted step persists, yet lies in the arena")
     placed = []
     for name, offset in program.plan.items():
         buffer = program.buffers[name]

@@ -6,7 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseline.ir.expr import (
-    Sym, ceil_div, evaluate, floor_div, in_range, linear_in, maximum, minimum, modulo, nonnegative, product, substitute, symbols,
+    Sym,
+    ceil_div,
+    evaluate,
+    floor_div,
+    in_range,
+    linear_in,
+    maximum,
+    minimum,
+    modulo,
+    nonnegative,
+    product,
+    substitute,
+    symbols,
     upper_bound,
 )
 from fuseline.ir.parse import parse_expr

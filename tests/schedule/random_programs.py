@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from fuseline.ir.dtypes import BOOL, F16, F32, F64, I64, DType
 from fuseline.ir.expr import Sym
 from fuseline.ir.kernels import (
-    Axis, Buffer, Extern, Index, Kernel, Launch, Load, LoopProgram, Op, Output, Param, Phase, Reduce, Ref, Store,
+    Axis,
+    Buffer,
+    Extern,
+    Index,
+    Kernel,
+    Launch,
+    Load,
+    LoopProgram,
+    Op,
+    Output,
+    Param,
+    Phase,
+    Reduce,
+    Ref,
+    Store,
 )
 
 

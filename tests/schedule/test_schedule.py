@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_programs import Maker
 
 from fuseline.ir.interp import run_program
 from fuseline.ir.kernels import LoopProgram
@@ -13,7 +14,6 @@ from fuseline.ir.print import show_program
 from fuseline.ir.target import H200, Target
 from fuseline.ir.verify import verify_program
 from fuseline.schedule.schedule import schedule
-from random_programs import Maker
 
 CPU = Target("cpu", 2, 512)
 TINY = Target("cpu", 1, 32)                 # likes every row: more fusion on small sizes
