@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from fuseline.backends import find_backend
 from fuseline.capture.assemble import assemble
 from fuseline.capture.frame import FrameStart
 from fuseline.capture.interpret import interpret
-from fuseline.errors import FuselineError, GraphBreakError, NotSupported
+from fuseline.errors import GraphBreakError, NotSupported
 from fuseline.ir.entry import CompiledEntry
-from fuseline.ir.expr import Expr
-from fuseline.ir.graph import Graph, Node, TensorType
+from fuseline.ir.graph import Graph, TensorType
 from fuseline.ir.kernels import Extern, Launch, LoopProgram
 from fuseline.ir.print import show_program
 from fuseline.ir.record import CompileRecord, GraphRecord, KernelRecord
@@ -139,21 +139,30 @@ def compile_torch_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Gra
     with record.timed("passes"):
         graph = passes.run(traced.graph, pass_context(traced.graph, inference, options))
     log.emit("aten", lambda: str(graph))
-    from dataclasses import replace
     traced = replace(traced, graph=graph)
     partitioned = None
     if traced.joint:
         with record.timed("partition"):
             partitioned = partition(traced)
 
+    graph_pool = new_graph_pool(graph, options)
+
     def compile_graph(part: Graph) -> Callable[..., tuple]:
         direction = "inference" if partitioned is None else "forward" if part is partitioned.forward else "backward"
-        return compile_aten_graph(part, direction, options, record, inference=inference)
+        executable, program = compile_aten_graph(part, direction, options, record, inference=inference)
+        if graph_pool is None:
+            return executable
+        from fuseline.runtime import cudagraphs
+        outputs = range(len(part.outputs))
+        saved = frozenset(i for i in outputs if direction == "forward" and i >= traced.num_forward)
+        lend = frozenset(i for i in outputs if direction == "backward")
+        return cudagraphs.wrap_executable(executable, program, options, graph_pool, saved=saved, lend=lend)
     return aot.wrap(traced, partitioned, compile_graph, graph_module), traced
 
 
-def compile_aten_graph(graph: Graph, direction: str, options: Options, record: CompileRecord, *, inference: bool) -> Callable[..., tuple]:
-    """Lower, schedule and load one functional graph."""
+def compile_aten_graph(graph: Graph, direction: str, options: Options, record: CompileRecord, *,
+                       inference: bool) -> tuple[Callable[..., tuple], LoopProgram]:
+    """Lower, schedule and load one functional graph: what runs it, and the program that it runs."""
     with record.timed("lower"):
         program = lower(graph, inference=inference and options.fold_constants)
     with record.timed("schedule"):
@@ -162,7 +171,16 @@ def compile_aten_graph(graph: Graph, direction: str, options: Options, record: C
     with record.timed("codegen"):
         executable = load(program, options)
     record.graphs.append(graph_record(graph, program, direction))
-    return executable
+    return executable, program
+
+
+def new_graph_pool(graph: Graph, options: Options) -> Any:
+    """Memory shared by the CUDA graphs of a function's forward and backward; None where none are wanted."""
+    device = next((n.type.device for n in (*graph.inputs, *graph.nodes) if isinstance(n.type, TensorType) and n.type.device != "cpu"), None)
+    if device is None or not options.uses_cudagraphs:
+        return None
+    from fuseline.runtime import cudagraphs
+    return cudagraphs.GraphPool(device)
 
 
 def load(program: LoopProgram, options: Options) -> Callable[..., tuple]:
@@ -243,5 +261,3 @@ def source_text(source: Any) -> str:
         return f"{source_text(source.function)}.closure[{source.index}]"
     return f"<{kind}>"
 
-
-__all__ = ["Expr", "FuselineError", "Node", "compile_aten_graph", "compile_frame", "compile_torch_graph"]
