@@ -52,7 +52,7 @@ def main() -> None:
         command += ["--engines", a.engines] if a.engines else []
         subprocess.run(command, check=True)
         result = {"what": a.what, "date": datetime.date.today().isoformat(), "device": device_name(), "kind": kind,
-                  "versions": versions(), "rows": json.load(open(rows.name))}
+                  "versions": versions(), "rows": json.loads(Path(rows.name).read_text())}
     out = Path(a.out)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{kind}-{a.what}.json"

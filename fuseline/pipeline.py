@@ -186,7 +186,7 @@ def new_graph_pool(graph: Graph, options: Options) -> Any:
 def load(program: LoopProgram, options: Options) -> Callable[..., tuple]:
     """Machine code for the program's device."""
     if program.device.startswith("cuda"):
-        from fuseline.runtime import cuda_executor              # triton is there only with CUDA builds of torch
+        from fuseline.runtime import cuda_executor  # triton is there only with CUDA builds of torch
         return cuda_executor.load(program, options)
     return executor.load(program, options)
 

@@ -53,7 +53,8 @@ def bench(target: str, mode: str = "default", iterations: int = 20) -> None:
         leaves = torch.utils._pytree.tree_leaves(out)
         return next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     with torch.no_grad():
-        print_table([compare(target, lambda: tensor(program(*args)), lambda: tensor(compiled(*args)), device=device, iterations=iterations)])
+        print_table([compare(target, lambda: tensor(program(*args)), lambda: tensor(compiled(*args)), device=device,
+                             iterations=iterations)])
 
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ def _cudnn(editor: Editor, fusion: _Fusion, end: Node) -> Node:
     x, weight, bias = editor.new(conv.x), editor.new(conv.weight), editor.new(conv.bias)
     if fusion.activation == "relu":
         if fusion.residual is None:
-            return editor.emit("aten.cudnn_convolution_relu.default", (x, weight, bias, *settings), end.type, origin=end.origin, hint=end.name)
+            return editor.emit("aten.cudnn_convolution_relu.default", (x, weight, bias, *settings), end.type, origin=end.origin,
+                               hint=end.name)
         residual = editor.new(fusion.residual)
         return editor.emit("aten.cudnn_convolution_add_relu.default", (x, weight, residual, 1.0, bias, *settings), end.type,
                            origin=end.origin, hint=end.name)
