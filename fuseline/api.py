@@ -69,10 +69,9 @@ def _compiled(target: Any, program: Program) -> Any:
     if isinstance(target, torch.nn.Module):
         return _compile_module(target, program)
     if isinstance(target, types.FunctionType):
-        original = getattr(target, ORIGINAL, None)
-        return _compile_function(original if isinstance(original, types.FunctionType) else target, program)
+        return _compile_function(_original(target), program)
     if isinstance(target, types.MethodType):
-        function = target.__func__
+        function = _original(target.__func__)
         if isinstance(function, types.FunctionType):
             return types.MethodType(_compile_function(function, program), target.__self__)
     if isinstance(target, (staticmethod, classmethod)):

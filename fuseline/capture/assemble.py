@@ -106,17 +106,20 @@ def make_function(code: types.CodeType, namespace: dict, name: str, qualname: st
     return function
 
 
-def make_instance(cls: type) -> Any:
-    """An empty instance, without running the class's own `__new__` or `__init__`."""
+_IMMUTABLE_BASES = (tuple, frozenset, str, bytes, int, float, complex)
+
+
+def make_instance(cls: type, *contents: Any) -> Any:
+    """An instance without running the class's own `__new__` or `__init__`; `contents` of an immutable builtin base are given here."""
     for base in cls.__mro__:
         if not base.__flags__ & (1 << 9):                 # the first class that is not made by Python code allocates
-            return base.__new__(cls)
+            return base.__new__(cls, *contents)
     raise InternalError(f"{cls.__name__} has no builtin base")
 
 
 def fill_instance(instance: Any, contents: Any, fields: dict[str, Any]) -> None:
     """Set the builtin contents (of a subclass of list, dict, set, deque) and the attributes of a new instance."""
-    if contents is not None:
+    if contents is not None and not isinstance(instance, _IMMUTABLE_BASES):
         replace_contents(instance, contents)
     for name, value in fields.items():
         set_attribute(instance, name, value)
@@ -208,7 +211,7 @@ class _Writer:
         return name
 
     def _build(self, new: New) -> str:
-        if id(new) in self._cyclic and new.kind in _FILLED_LATER:
+        if id(new) in self._cyclic and new.kind in _FILLED_LATER and not (new.kind == "instance" and self._is_immutable(new)):
             return self._build_empty_then_fill(new)
         name = self._built[id(new)] = self.fresh(self._made(new))
         return name
@@ -252,7 +255,8 @@ class _Writer:
                 cls = self.expression(new.items[0])
                 contents = self._contents(new)
                 fields = self._fields(new.fields)
-                made = self.fresh(f"_make_instance({cls})")
+                given = f", {contents}" if self._is_immutable(new) else ""
+                made = self.fresh(f"_make_instance({cls}{given})")
                 if contents != "None" or new.fields:
                     self.lines.append(f"_fill_instance({made}, {contents}, {fields})")
                 return made
@@ -266,6 +270,11 @@ class _Writer:
         if extra is None:
             return "None"
         return self.expression(extra) if isinstance(extra, (New, FromSource, FromGraph, Const)) else self.constants.name(extra)
+
+    def _is_immutable(self, new: New) -> bool:
+        """Whether a new instance gets its contents when it is made, because its builtin base cannot be changed later."""
+        cls = getattr(new.items[0], "value", None)
+        return new.extra is not None and isinstance(cls, type) and issubclass(cls, _IMMUTABLE_BASES)
 
     def _dict(self, new: New) -> str:
         cls, items = new.extra or dict, list(new.items)
@@ -454,7 +463,7 @@ def _write_break(writer: _Writer, frames: Sequence[FrameState], factory: ResumeF
         cells = [writer.expression(frame.cells[name]) for name in suspended.cell_names]
         head = [writer.constants.name(suspended.call), f"({', '.join(cells)}{',' if cells else ''})"]
         if index:
-            arguments = [inner, *arguments]
+            arguments.append(inner)
         if index == len(frames) - 1:
             writer.lines.append(f"return {head[0]}({', '.join([head[1], *arguments])})")
         else:

@@ -29,7 +29,7 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label
 
 from fuseline.errors import NotSupported
 from fuseline.ir.entry import Continue, drive
-from fuseline.ir.region import FrameState
+from fuseline.ir.region import Const, FrameState
 
 _SUSPENDABLE_NOT = 0x20 | 0x80 | 0x100 | 0x200            # generator, coroutine, iterable coroutine, async generator
 _HAS_PRECALL = sys.version_info < (3, 12)
@@ -38,6 +38,8 @@ _UNCONDITIONAL = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_I
 _REFUSED = frozenset({"SEND", "YIELD_VALUE", "RETURN_GENERATOR", "GET_AWAITABLE", "GET_ANEXT", "END_ASYNC_FOR", "PUSH_EXC_INFO",
                       "POP_EXCEPT", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "WITH_EXCEPT_START", "CLEANUP_THROW", "END_SEND",
                       "MAKE_CELL", "COPY_FREE_VARS"})
+
+_FIRST = "__first"
 
 # code, namespace -> a callable (cells, *arguments): the dispatcher of a resume code
 Wrap = Callable[[CodeType, dict], Callable[..., Any]]
@@ -75,18 +77,25 @@ class _Parsed:
     index_at: dict[int, int]                              # byte offset -> instruction number
     cell_names: tuple[str, ...]
 
+    @property
+    def first(self) -> tuple[str, ...]:
+        """`super()` without arguments looks at the frame's first argument: where that lives in a cell, a copy must stand first."""
+        code = self.code
+        return (_FIRST,) if "__class__" in code.co_freevars and code.co_argcount and code.co_varnames[0] in code.co_cellvars else ()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspended:
-    """A frame's break code. `call(cells, *arguments)`; for an outer frame the first argument is the inner frame's thunk."""
+    """A frame's break code. `call(cells, *arguments)`; for an outer frame the last argument is the inner frame's thunk."""
 
     call: Callable[..., Any]
     layout: Layout
     cell_names: tuple[str, ...]
+    leading: tuple[Const, ...] = ()
 
     def arguments(self, frame: FrameState) -> list[Any]:
         """The recipes of the frame that `call` takes, in order."""
-        return [*(frame.locals[name] for name in self.layout.locals), *(s for s in frame.stack if s is not None)]
+        return [*self.leading, *(frame.locals[name] for name in self.layout.locals), *(s for s in frame.stack if s is not None)]
 
 
 def _stack_name(i: int) -> str:
@@ -149,14 +158,14 @@ class Resumer:
         """The break code of a frame. Raises NotSupported where a frame cannot be resumed at that instruction.
 
         outer  False: execute the instruction at `frame.offset`. True: the instruction before it is a call that is still
-               running; the first argument of `call` is the thunk that finishes it, its result is pushed on the stack.
+               running; the last argument of `call` is the thunk that finishes it, its result is pushed on the stack.
         """
         derived = self._origin(frame.code)
         parsed = derived.parsed
         if frame.offset not in derived.index_at:
             raise NotSupported(f"offset {frame.offset} of {frame.code.co_qualname} is not an instruction")
         bound = [n for n in parsed.code.co_varnames if n in frame.locals and n not in parsed.cell_names]
-        extra = [n for n in frame.locals if n not in parsed.code.co_varnames]
+        extra = [n for n in frame.locals if n not in parsed.code.co_varnames and n != _FIRST]
         if extra:
             raise NotSupported(f"{frame.code.co_qualname} has a local {extra[0]!r} that is no variable of its original")
         layout = Layout(tuple(bound), tuple(s is None for s in frame.stack))
@@ -200,6 +209,9 @@ class Resumer:
         location = parsed.items[parsed.positions[0]].location
         made = [Instr("COPY_FREE_VARS", len(parsed.cell_names), location=location)] if parsed.cell_names else []
         made.append(Instr("RESUME", 0, location=location))
+        for name in parsed.first:
+            made += [Instr("LOAD_DEREF", FreeVar(parsed.code.co_varnames[0]), location=location),
+                     Instr("STORE_FAST", name, location=location)]
         value = 0
         for null in layout.nulls:
             if null:
@@ -235,7 +247,7 @@ class Resumer:
         items = list(parsed.items)
         label = self._label(items, parsed.positions[point.index])
         prologue.append(Instr("JUMP_FORWARD", label, location=prologue[-1].location))
-        arguments = [*point.layout.locals, *map(_stack_name, range(point.layout.values))]
+        arguments = [*parsed.first, *point.layout.locals, *map(_stack_name, range(point.layout.values))]
         code = self._finish(parsed, [*prologue, *items], arguments, len(point.layout.nulls) + 2)
         self._register(code, parsed, len(prologue))
         return code
@@ -276,9 +288,11 @@ class Resumer:
             add("LOAD_CLOSURE", FreeVar(name))
         add("BUILD_TUPLE", len(parsed.cell_names))
         names = [*point.layout.locals, *map(_stack_name, range(point.layout.values))]
+        for _ in parsed.first:
+            add("LOAD_CONST", None)                       # the prologue gives it its value
         for name in names:
             add("LOAD_FAST", name)
-        add("BUILD_TUPLE", len(names) + 1)
+        add("BUILD_TUPLE", len(parsed.first) + len(names) + 1)
         call(2)
         add("RETURN_VALUE")
         return made
@@ -291,7 +305,7 @@ class Resumer:
         else:
             tail, entry = self._inner(parsed, point, items, namespace)
         prologue.append(Instr("JUMP_FORWARD", entry, location=prologue[-1].location))
-        names = [*(["__inner"] if outer else []), *point.layout.locals, *map(_stack_name, range(point.layout.values))]
+        names = [*parsed.first, *point.layout.locals, *map(_stack_name, range(point.layout.values)), *(["__inner"] if outer else [])]
         room = len(point.layout.nulls) + len(names) + len(parsed.cell_names) + 8
         code = self._finish(parsed, [*prologue, *items, *tail], names, room)
         if parsed.cell_names:
@@ -304,7 +318,7 @@ class Resumer:
 
             def call(cells: tuple, *arguments: Any) -> Any:
                 return function(*arguments)
-        return Suspended(call, point.layout, parsed.cell_names)
+        return Suspended(call, point.layout, parsed.cell_names, tuple(Const(None) for _ in parsed.first))
 
     def _outer(self, parsed: _Parsed, point: _Point, items: list, namespace: dict) -> tuple[list, Label]:
         """Replace the suspended call by a call of the thunk in `__inner`."""

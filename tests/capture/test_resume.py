@@ -32,7 +32,7 @@ class Target:
             elif i.opname == "JUMP_FORWARD":
                 offset = i.argval
                 break
-        boxed = {k: Box(v) for k, v in names.items()}
+        boxed = {k: Box(v) for k, v in names.items() if k != "__first"}
         return FrameState(self.code, offset, stack, boxed, dict(zip(self.code.co_freevars, cells)), self.namespace)
 
 
@@ -57,7 +57,7 @@ def execute(resumer, frame):
     """Execute one instruction by a break code: a Continue, or the value that the frame returned."""
     suspended = resumer.factory(frame, False)
     cells = tuple(frame.cells[n] for n in suspended.cell_names)
-    return suspended.call(cells, *(b.value for b in suspended.arguments(frame)))
+    return suspended.call(cells, *(b.value for b in suspended.arguments(frame)))     # Box and Const both have a value
 
 
 def outcome(call):
@@ -190,6 +190,12 @@ def containers(x, y):
     return a in c, d, sorted(s), text, squares, table, a is b, (z := a + 1) + z
 
 
+def cells_in_comprehensions(x, y):
+    adders = [lambda v: v + i + x for i in range(y)]
+    table = {k: (lambda: k)() for k in "ab"}
+    return [f(1) for f in adders], table, [x + j for j in range(2) if j != y]
+
+
 def unbound(x, y):
     if x:
         late = y
@@ -223,6 +229,10 @@ class Derived(Base):
     def method(self, v):
         return self.f(v) + self.f(v + 1)
 
+    def with_self_in_a_cell(self, v):
+        later = lambda w: (self, w)  # noqa: E731
+        return super().f(v), later(v)[1]
+
 
 def raises(x, y):
     value = [x]
@@ -246,7 +256,8 @@ def nested_with_loop(x, y):
 
 CASES = [(arithmetic, (2, 5)), (loop, (7, [1, 2, 5])), (calls, (4, 9)), (closure, (3, 4)), (handlers, (4, 2)), (handlers, (4, 0)),
          (managers, (1, 2)), (containers, (2, 7)), (unbound, (1, 2)), (unbound, (0, 2)), (matched, (1, "s")), (matched, (9, 3)),
-         (raises, (1, 0)), (raises, (1, 2)), (nested_with_loop, (2, 0)), (Derived.f, (Derived(), 3)), (Derived.method, (Derived(), 3))]
+         (raises, (1, 0)), (raises, (1, 2)), (nested_with_loop, (2, 0)), (Derived.f, (Derived(), 3)), (Derived.method, (Derived(), 3)),
+         (Derived.with_self_in_a_cell, (Derived(), 3)), (cells_in_comprehensions, (2, 3))]
 
 
 @pytest.mark.parametrize("function, arguments", CASES, ids=lambda v: getattr(v, "__name__", None))
@@ -300,13 +311,13 @@ def test_outer_frame_gets_the_inner_result_and_handles_its_exception():
     frame = FrameState(code, instructions[call + 1].offset, below, {"x": Box(3), "total": Box(total)}, {}, globals())
     suspended = resumer.factory(frame, True)
     arguments = [b.value for b in suspended.arguments(frame)]
-    assert drive(suspended.call((), lambda: 5, *arguments)) == [5]
+    assert drive(suspended.call((), *arguments, lambda: 5)) == [5]
 
     def fails():
         raise ValueError("bad")
 
     del total[:]
-    assert drive(suspended.call((), fails, *arguments)) == ["bad"]
+    assert drive(suspended.call((), *arguments, fails)) == ["bad"]
 
 
 def test_generators_are_refused():
