@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fuseline.errors import LoweringError
 from fuseline.ir.dtypes import DType
-from fuseline.ir.expr import Expr, nonnegative, product
+from fuseline.ir.expr import Expr, nonnegative
 from fuseline.ir.graph import Size, contiguous
 
 
@@ -193,6 +193,10 @@ def reshape(view: View, shape: tuple[Size, ...]) -> View | None:
     if view.empty or any(isinstance(s, int) and s == 0 for s in shape):
         return replace(view, shape=shape, stride=contiguous(shape))
     old = [(size, step) for size, step in zip(view.shape, view.stride) if size != 1]
+    wanted = [s for s in shape if s != 1]
+    if wanted == [s for s, _ in old]:                     # only axes of extent 1 come or go, whatever the sizes are
+        steps = iter(step for _, step in old)
+        return replace(view, shape=shape, stride=tuple(1 if s == 1 else next(steps) for s in shape))
     # Chunks of old axes that lie in memory as one axis: (extent, innermost stride), from the innermost outwards.
     chunks: list[tuple[Size, Size]] = []
     for size, step in reversed(old):
@@ -223,17 +227,6 @@ def reshape(view: View, shape: tuple[Size, ...]) -> View | None:
 def _divides(part: Size, whole: Size) -> bool:
     from_whole = whole % part if not isinstance(whole, int) or not isinstance(part, Expr) else 1
     return from_whole == 0
-
-
-def resolve_shape(shape: Sequence[Size], count: Size) -> tuple[Size, ...]:
-    """A view operator's size argument with its -1, if any, worked out."""
-    sizes = tuple(shape)
-    unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
-    if not unknown:
-        return sizes
-    known = product(tuple(s for s in sizes if not (isinstance(s, int) and s == -1)))
-    extent = 0 if known == 0 else count // known
-    return tuple(extent if i == unknown[0] else s for i, s in enumerate(sizes))
 
 
 def _refuse(what: str) -> Size:
