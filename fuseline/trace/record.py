@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):
                 result = _in_memory_order(writes.functional, inner, rest)
             else:
                 result = writes.functional(*inner, **rest)
-        results = list(result) if isinstance(result, (tuple, list)) and len(writes.arguments) > 1 else [result]
+        results = [result] if len(writes.functional._schema.returns) == 1 else list(result)
         fresh, new = results[:len(results) - len(targets)], results[len(results) - len(targets):]
         for target, value in zip(targets, new):
             pairs = zip(target, value) if isinstance(target, (tuple, list)) else [(target, value)]
@@ -270,10 +270,11 @@ class Recorder(TorchDispatchMode):
                     if writes.drop and tuple(t.shape) != tuple(v.shape):
                         raise NotSupported(f"{op_name(func)} resizes its out= argument")
                     self._assign(t, self._current(self.alias(v)), v)
-        returned = [*fresh, *targets]
-        if not func._schema.returns:
-            return None
-        return returned[0] if len(func._schema.returns) == 1 else tuple(returned[:len(func._schema.returns)])
+        fresh_results = iter(fresh)
+        by_set = {frozenset(func._schema.arguments[i].alias_info.before_set): t for (i, _), t in zip(writes.arguments, targets)}
+        returned = [by_set[frozenset(r.alias_info.before_set)] if r.alias_info is not None else next(fresh_results)
+                    for r in func._schema.returns]
+        return None if not returned else returned[0] if len(returned) == 1 else tuple(returned)
 
     def _assign(self, target: torch.Tensor, node: Node, value: torch.Tensor) -> None:
         """target.copy_(value), where `node` is the value: convert, broadcast, and put it back into the bases."""

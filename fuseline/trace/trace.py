@@ -84,8 +84,8 @@ class _Trace:
         gradients: dict[int, Node] = {}
         if differentiable and self.leaves:
             tangents, gradients = self._backward([tensors[i] for i in differentiable])
-        if not gradients:
-            differentiable, tangents = [], []
+        else:
+            differentiable = []
         inputs = (*self.graph_inputs, *(n for _, n in recorder.constants), *tangents)
         graph = _live(Graph(inputs, tuple(recorder.nodes), (*forward, *gradients.values())))
         graph = _resized(graph, self.sizes)
@@ -276,12 +276,14 @@ class _Trace:
 
 @contextmanager
 def _state(grad_enabled: bool) -> Any:
-    """Grad mode as given inside, and it and autocast afterwards as before, whatever the graph sets."""
+    """Grad mode as given inside; it, autocast and the random generators afterwards as before, whatever the graph does."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     grad = torch.is_grad_enabled()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-    torch._C._set_grad_enabled(grad_enabled)
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            torch._C._set_grad_enabled(grad_enabled)
+            yield
     finally:
         torch._C._set_grad_enabled(grad)
         for device, enabled, dtype in autocast:
