@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fuseline.ir.expr import Int, Sym, floor_div, in_range, linear_in, modulo, nonnegative
+from fuseline.ir.expr import Int, Sym, floor_div, in_range, modulo, nonnegative
 from fuseline.ir.kernels import Axis
 from fuseline.schedule.group import Names, hint
 
@@ -70,24 +70,33 @@ def address(index: Int, axes: Iterable[Axis]) -> Address | None:
 
 
 def common_rows(store: Address, index: Int, axes: Iterable[Axis]) -> tuple[Address, Address] | None:
-    """The leading digits of `store` that are digits of an index too, whatever the rest of the index picks inside of a row."""
-    if isinstance(index, int) or store.offset != 0:
+    """The rows in which `store` and an index lie, as two addresses of rows; the index may pick anything inside of a row.
+
+    A row is what the last digits of `store` run over, as few of them as will do.
+    """
+    if isinstance(index, int) or not store.dense:
         return None
-    by_sym = {a.sym: a for a in axes}
-    left: list[Digit] = []
-    right: list[Digit] = []
-    rest: Int = index
-    for digit in store.digits[:-1]:
-        found = next((s for s in by_sym if s.extent == digit.axis.extent and linear_in(rest, s) is not None
-                      and linear_in(rest, s)[0] == digit.weight), None)                         # type: ignore[index]
-        if found is None:
-            break
-        rest = linear_in(rest, found)[1]                                                        # type: ignore[index]
-        left.append(digit)
-        right.append(Digit(digit.weight, by_sym.pop(found)))
-    if not left or not in_range(rest, left[-1].weight):
-        return None
-    return Address(tuple(left), 0, False), Address(tuple(right), 0, False)
+    syms = {a.sym for a in axes}
+    for position in range(len(store.digits) - 1, 0, -1):
+        unit = store.digits[position - 1].weight
+        row: Int = 0
+        inside: Int = 0
+        for monomial, coefficient in index.terms:
+            term: Int = coefficient
+            for atom in monomial:
+                term = term * atom
+            linear = sum(isinstance(a, Sym) and a in syms for a in monomial) == 1 and all(isinstance(a, Sym) for a in monomial)
+            if linear and modulo(term, unit) == 0:
+                row = row + floor_div(term, unit)
+            else:
+                inside = inside + term
+        if not in_range(inside, unit):
+            continue
+        right = address(row, axes)
+        if right is not None:
+            left = tuple(Digit(floor_div(d.weight, unit), d.axis) for d in store.digits[:position])
+            return Address(left, 0, True), right
+    return None
 
 
 def solve(store: Address, index: Int) -> dict[Sym, Int]:

@@ -10,7 +10,7 @@ from fuseline.ir.verdict import Verdict
 from fuseline.ir.verify import reads, storage_extent, writes
 from fuseline.schedule.align import address, solve
 from fuseline.schedule.group import Group, Names, from_launch, hint, points
-from fuseline.schedule.merge import MAX_PARAMS, Context, Refused, Writer, cone_of, merge
+from fuseline.schedule.merge import MAX_PARAMS, Context, Refused, Writer, cone_of, merge, space
 from fuseline.schedule.order import Order
 
 COSTS = {"div": 4, "sqrt": 4, "rsqrt": 6, "reciprocal": 4, "rem": 6, "floordiv": 6, "truncdiv": 6, "fmod": 8, "cast": 1}
@@ -19,6 +19,7 @@ TRANSCENDENTAL = frozenset((
     "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "pow"))
 CHEAP = 8                  # cost up to which a value is rather computed again than written and read
 CHEAP_REPEATED = 4         # likewise where each element is computed several times (broadcast)
+SMALL_CPU, SMALL_CUDA = 1 << 15, 1 << 18       # points below which starting a kernel costs more than its work
 MAX_SIBLINGS = 12          # earlier readers of a buffer that a new one is tried with
 
 
@@ -67,6 +68,7 @@ class Fusion:
             self.drop_unread()
             self.merge_down()
         self.merge_siblings()
+        self.merge_small()
         self.merge_down()
         self.drop_unread(final=True)
         position = {i: self.groups[i].position if i in self.groups else i for i in self.order.alive}
@@ -282,6 +284,25 @@ class Fusion:
                         break
                 else:
                     seen.append(i)
+
+    def merge_small(self) -> None:
+        """Merge small pointwise groups over equal spaces that do not depend on each other: fewer launches."""
+        limit = SMALL_CUDA if self.target.is_cuda else SMALL_CPU
+        known: dict[tuple, list[int]] = {}
+        for i in sorted(self.groups):
+            group = self.groups.get(i)
+            if group is None or not group.pure or group.work() > limit:
+                continue
+            axes = space(group)
+            if axes is None:
+                continue
+            key = tuple(a.extent for a in axes)
+            for j in known.get(key, [])[-4:]:
+                if j in self.groups and not self.order.depends(i, j) and len(self.groups[j].buffers | group.buffers) <= MAX_PARAMS \
+                        and self.try_merge(j, i):
+                    break
+            else:
+                known.setdefault(key, []).append(i)
 
     def _alike(self, a: int, b: int) -> bool:
         first, second = self.groups[a], self.groups[b]

@@ -177,7 +177,7 @@ class Group:
                 else:
                     changed = True
             draft.body = body[::-1]
-        if changed:
+        if changed or not all(p.body for p in self.phases):
             self.phases = [p for p in self.phases if p.body]
             self.reindex()
 

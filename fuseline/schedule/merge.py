@@ -52,6 +52,8 @@ def merge(first: Group, second: Group, context: Context) -> Group | Verdict:
     if len(first.defs) + len(second.defs) > MAX_STATEMENTS:
         return Verdict.no(f"more than {MAX_STATEMENTS} operations in one kernel")
     alignment = _align(first, second, shared, context.names)
+    if alignment is None and not shared:
+        alignment = _equal_spaces(first, second)
     if alignment is None:
         return Verdict.no("the iteration spaces do not match", shared[0] if shared else second.label)
     roles = _roles(first, second, alignment, context.target)
@@ -99,10 +101,10 @@ def can_row(group: Group, target: Target) -> Verdict:
     if outer * inner <= SMALL_WORK:
         return Verdict.yes()
     if target.is_cuda:
-        lanes = 16 if outer_is_contiguous(group) else 1
+        lanes = 8 if outer_is_contiguous(group) else 1       # neighbouring rows that a block needs to use whole sectors
         if inner * lanes > ROW_ELEMENTS_CUDA:
             return Verdict.no(f"a row of {inner} elements does not fit one block", group.label)
-        if outer < target.cores // 2:
+        if outer < lanes * target.cores // 4:
             return Verdict.no(f"{outer} rows do not occupy {target.cores} multiprocessors", group.label)
         return Verdict.yes()
     lanes = target.vector_bits // 32 if outer_is_contiguous(group) else 1
@@ -164,6 +166,25 @@ def _align(first: Group, second: Group, shared: list[str], names: Names) -> Alig
     if not anchors and not first.outer and not second.outer:
         return alignment
     return alignment if found or (not first.outer and not second.outer) else None
+
+
+def _equal_spaces(first: Group, second: Group) -> Alignment | None:
+    """Pair the axes of two pointwise groups that have nothing to do with each other, in order of their stores' strides."""
+    if not (first.pure and second.pure) or len(first.outer) != len(second.outer):
+        return None
+    left, right = space(first), space(second)
+    if left is None or right is None or [a.extent for a in left] != [a.extent for a in right]:
+        return None
+    return Alignment({a.sym: (a,) for a in left}, {b.sym: (a,) for a, b in zip(left, right)})
+
+
+def space(group: Group) -> tuple[Axis, ...] | None:
+    """The outer axes, slowest first by the address of some store; None if no store has all of them in a regular order."""
+    for stores in group.stores.values():
+        at = address(stores[0][1].index, group.outer)
+        if at is not None and len(at.digits) == len(group.outer):
+            return tuple(d.axis for d in at.digits)
+    return None
 
 
 @dataclass

@@ -157,6 +157,44 @@ class Maker:
         self.launch(axes, [Phase(inner_axes, tuple(body)), Phase((), tuple(tail))], {a.buffer: "p0", out.buffer: "p1"}, op)
         return out
 
+    def pad(self, a: View) -> View:
+        """One element of 0.5 before and after the first axis."""
+        shape = (a.shape[0] + 2, *a.shape[1:])
+        axes, index = self.axes(shape, "i")
+        compute = self.dtype.compute
+        out = self.buffer(shape)
+        body = (
+            Index("%i", index[0] - 1, I64), Op("%low", "ge", ("%i", 0), BOOL), Index("%n", a.shape[0] - index[0], I64),
+            Op("%high", "gt", ("%n", 0), BOOL), Op("%in", "and", ("%low", "%high"), BOOL),
+            Load("%x", "p0", a.at([index[0] - 1, *index[1:]]), self.buffers[a.buffer].dtype, "%in", 0.5),
+            Op("%r", "mul", ("%x", 3.0), compute), Store("p1", out.at(index), "%r"))
+        self.launch(axes, [Phase((), body)], {a.buffer: "p0", out.buffer: "p1"}, "pad")
+        return out
+
+    def gather(self, a: View) -> View:
+        """Elements of the last axis, picked by a value that is computed from another element; out of range gives -1."""
+        shape = a.shape[:-1]
+        axes, index = self.axes(shape, "i")
+        compute = self.dtype.compute
+        out = self.buffer(shape)
+        first = a.at([*index, 0])
+        body = (
+            Load("%k", "p0", first, self.buffers[a.buffer].dtype), Op("%k2", "mul", ("%k", 3.0), compute),
+            Op("%t", "trunc", ("%k2",), compute), Op("%i", "cast", ("%t",), I64), Index("%n", a.shape[-1], I64),
+            Op("%low", "ge", ("%i", 0), BOOL), Op("%high", "lt", ("%i", "%n"), BOOL), Op("%in", "and", ("%low", "%high"), BOOL),
+            Load("%x", "p0", a.at([*index, Sym("%i", a.shape[-1])]), self.buffers[a.buffer].dtype, "%in", -1.0),
+            Store("p1", out.at(index), "%x"))
+        self.launch(axes, [Phase((), body)], {a.buffer: "p0", out.buffer: "p1"}, "gather")
+        return out
+
+    def cat(self, a: View) -> View:
+        """The value twice, one after the other along the first axis: two kernels that write parts of one buffer."""
+        out = self.buffer((a.shape[0] * 2, *a.shape[1:]))
+        for part in range(2):
+            target = View(out.buffer, a.shape, out.stride, a.shape[0] * out.stride[0] * part)
+            self.pointwise("mul", [a, 1.0 + part], a.shape, target)
+        return out
+
     # -- programs ---------------------------------------------------------------------------------------------
     def build(self, length: int) -> LoopProgram:
         choose = self.random
@@ -180,7 +218,11 @@ class Maker:
                 over = {i for i in range(len(a.shape)) if choose.random() < 0.5} or {len(a.shape) - 1}
                 op = choose.choice(["sum", "max", "min", "var", "sum", "argmax"])
                 self.values.append(self.reduction(op, a, over, choose.random() < 0.6))
-            elif pick < 0.96:                                # broadcast to more axes
+            elif pick < 0.92 and len(a.shape) < 5:
+                self.values.append(choose.choice([self.pad, self.cat])(a))
+            elif pick < 0.94:
+                self.values.append(self.gather(a))
+            elif pick < 0.97:                                # broadcast to more axes
                 extra = choose.choice([2, 3])
                 self.values.append(self.pointwise("mul", [a, 2.0], (extra, *a.shape)))
             else:
