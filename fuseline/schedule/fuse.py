@@ -270,10 +270,8 @@ class Fusion:
 
     # -- siblings -------------------------------------------------------------------------------------------------
     def merge_siblings(self) -> None:
-        """Merge groups that read the same large buffer, where neither needs the other."""
+        """Merge groups that read the same buffer, where neither needs the other."""
         for name in list(self.readers):
-            if self.bytes_of(name) < 4096:
-                continue
             seen: list[int] = []
             for i in sorted(self.readers[name]):
                 if i not in self.groups:
