@@ -76,6 +76,7 @@ class _Parsed:
     raw: list[dis.Instruction]
     index_at: dict[int, int]                              # byte offset -> instruction number
     cell_names: tuple[str, ...]
+    inlined: dict[str, list[range]]                       # variables in cells of their own in inlined comprehensions: where
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -112,12 +113,14 @@ def parse(code: CodeType) -> _Parsed:
     if len(raw) != len(positions) or any(bytecode[p].name != r.opname for p, r in zip(positions, raw)):
         raise NotSupported(f"the bytecode of {code.co_qualname} is not understood")
     items = list(bytecode)
+    inlined = _inlined_cells(code, raw)
     for p in positions:
         instr = items[p]
         if instr.name in ("MAKE_CELL", "COPY_FREE_VARS"):
-            if p > positions[_first_real(raw)]:
-                raise NotSupported(f"{code.co_qualname} makes a cell in its middle")
-            items[p] = Instr("NOP", location=instr.location)
+            if p < positions[_first_real(raw)]:
+                items[p] = Instr("NOP", location=instr.location)
+        elif isinstance(instr.arg, CellVar) and instr.arg.name in inlined:
+            pass
         elif isinstance(instr.arg, CellVar):
             if instr.name not in ("LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
                 raise NotSupported(f"{code.co_qualname} uses the cell {instr.arg.name} as a local variable")
@@ -127,8 +130,26 @@ def parse(code: CodeType) -> _Parsed:
         for offset in range(start, r.offset + 2, 2):      # the offset of an EXTENDED_ARG stands for its instruction
             index_at[offset] = n
         start = r.offset + 2
-    cells = tuple(dict.fromkeys((*code.co_cellvars, *code.co_freevars)))
-    return _Parsed(code, items, positions, raw, index_at, cells)
+    cells = tuple(n for n in dict.fromkeys((*code.co_cellvars, *code.co_freevars)) if n not in inlined)
+    return _Parsed(code, items, positions, raw, index_at, cells, inlined)
+
+
+def _inlined_cells(code: CodeType, raw: Sequence[dis.Instruction]) -> dict[str, list[range]]:
+    """Where comprehensions that 3.12 inlined keep a variable of theirs in a cell: name -> instruction numbers.
+
+    Such a cell lives from where the outer variable is put aside to the store that brings the outer variable back.
+    Raises NotSupported if the function keeps a variable of the same name in a cell too.
+    """
+    found: dict[str, list[range]] = {}
+    for n, r in enumerate(raw):
+        if r.opname == "MAKE_CELL" and n > _first_real(raw):
+            end = next(m for m in range(n, len(raw)) if raw[m].opname == "STORE_FAST" and raw[m].argval == r.argval)
+            start = next((m for m in range(n, 0, -1) if raw[m].opname == "LOAD_FAST_AND_CLEAR" and raw[m].argval == r.argval), n)
+            found.setdefault(r.argval, []).append(range(start, end + 1))
+    for n, r in enumerate(raw):
+        if r.argval in found and ("DEREF" in r.opname or r.opname == "LOAD_CLOSURE") and not any(n in span for span in found[r.argval]):
+            raise NotSupported(f"{code.co_qualname} has {r.argval!r} in a cell, and in another one in a comprehension")
+    return found
 
 
 def _first_real(raw: Sequence[dis.Instruction]) -> int:
@@ -164,12 +185,14 @@ class Resumer:
         parsed = derived.parsed
         if frame.offset not in derived.index_at:
             raise NotSupported(f"offset {frame.offset} of {frame.code.co_qualname} is not an instruction")
-        bound = [n for n in parsed.code.co_varnames if n in frame.locals and n not in parsed.cell_names]
+        bound = [n for n in parsed.code.co_varnames if n in frame.locals and n not in parsed.cell_names and n not in parsed.inlined]
         extra = [n for n in frame.locals if n not in parsed.code.co_varnames and n != _FIRST]
         if extra:
             raise NotSupported(f"{frame.code.co_qualname} has a local {extra[0]!r} that is no variable of its original")
         layout = Layout(tuple(bound), tuple(s is None for s in frame.stack))
         point = _Point(derived.index_at[frame.offset], layout)
+        if any(point.index in span for spans in parsed.inlined.values() for span in spans):
+            raise NotSupported(f"{frame.code.co_qualname} is in a comprehension whose variable is in a cell")
         key = (id(parsed), point, outer, id(frame.globals))
         found = self._suspended.get(key)
         if found is None:
@@ -208,6 +231,7 @@ class Resumer:
         """Function entry: closure cells, then the stack from the arguments."""
         location = parsed.items[parsed.positions[0]].location
         made = [Instr("COPY_FREE_VARS", len(parsed.cell_names), location=location)] if parsed.cell_names else []
+        made += [Instr("MAKE_CELL", CellVar(name), location=location) for name in parsed.inlined]
         made.append(Instr("RESUME", 0, location=location))
         for name in parsed.first:
             made += [Instr("LOAD_DEREF", FreeVar(parsed.code.co_varnames[0]), location=location),
@@ -230,7 +254,7 @@ class Resumer:
         bytecode.flags = origin.co_flags & ~0x0C          # no *args, **kwargs
         bytecode.argcount, bytecode.posonlyargcount, bytecode.kwonlyargcount = len(arguments), 0, 0
         bytecode.argnames = list(arguments)
-        bytecode.cellvars, bytecode.freevars = [], list(parsed.cell_names)
+        bytecode.cellvars, bytecode.freevars = list(parsed.inlined), list(parsed.cell_names)
         code = bytecode.to_code(stacksize=origin.co_stacksize + extra_stack, compute_exception_stack_depths=False)
         if code.co_freevars != parsed.cell_names:
             raise NotSupported(f"the cells of {origin.co_qualname} came out in another order")
