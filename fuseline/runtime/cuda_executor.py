@@ -392,7 +392,7 @@ class _Builder:
                 arena = self.typed_arenas[buffer.dtype.name] = f"arena_{buffer.dtype.name}"
                 self.lines.append(f"{arena} = arena[:{max(self.number(self.program.arena_bytes), 1) // 16 * 16}].view({dtype})")
             self.lines.append(f"{variable} = as_strided({arena}, {shape}, {stride}, {self.in_arena[name] // buffer.dtype.size})")
-        elif self.hoist:
+        elif self.hoist and name in self.executable._hoist_names:
             # Hoisted results keep their address when they are computed again.
             kept = torch.empty_strided(shape, stride, dtype=to_torch_dtype(buffer.dtype), device=self.platform.device)
             self.namespace[variable] = kept
