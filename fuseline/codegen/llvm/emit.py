@@ -8,7 +8,7 @@ and a pure instruction goes to the deepest level among its operands. Equal instr
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -98,7 +98,8 @@ class Loop:
 class Builder:
     """Writes the body of one function. `declarations` and `functions` collect what the module must declare and define."""
 
-    def __init__(self, label: str = "work") -> None:
+    def __init__(self, label: str = "work", avx512: bool = False) -> None:
+        self.avx512 = avx512                                       # the host has AVX-512's instruction for x * 2**n
         self.levels = [Level(label)]
         self.declarations: set[str] = set()
         self.functions: set[tuple[str, int, str]] = set()          # (name, lanes, elem) of math functions that are called
@@ -182,6 +183,28 @@ class Builder:
             parent.lines.append(f"  {out.text} = phi {init.type} [{init.text}, %{before}], [{after.text}, %{latch}]")
             made.results.append(out)
         parent.label = f"exit{tag}"
+
+    def seldom(self, condition: Val, compute: Callable[[], Sequence[Val]], otherwise: Sequence[Val]) -> list[Val]:
+        """compute() under a branch that is rarely taken, else the given values (one for each result)."""
+        level = self.levels[-1]
+        self._count += 1
+        tag, before = self._count, level.label
+        saved = dict(level.cse)
+        self.effect(f"br i1 {condition.text}, label %seldom{tag}, label %after{tag}")
+        level.lines.append(f"seldom{tag}:")
+        level.label = f"seldom{tag}"
+        rare = compute()
+        last = level.label
+        self.effect(f"br label %after{tag}")
+        level.lines.append(f"after{tag}:")
+        level.label = f"after{tag}"
+        level.cse = saved                                    # what the branch computed does not dominate what follows
+        results = []
+        for a, c in zip(rare, otherwise, strict=True):
+            out = Val(self.fresh(), c.elem, c.lanes, self.depth)
+            level.lines.append(f"  {out.text} = phi {c.type} [{c.text}, %{before}], [{a.text}, %{last}]")
+            results.append(out)
+        return results
 
     # ---------------------------------------------------------------- shapes of values
     def splat(self, v: Val, lanes: int) -> Val:
@@ -284,6 +307,18 @@ class Builder:
 
     def absolute(self, v: Val) -> Val:
         return self.intrinsic("llvm.fabs", v.elem, v.lanes, [v])
+
+    def scale_by_power(self, x: Val, n: Val) -> Val | None:
+        """x * 2**n for whole-valued f32 n, rounded once, by one instruction of AVX-512; None where the host has none."""
+        bits = 32 * x.lanes
+        if not self.avx512 or x.elem != "float" or bits not in (128, 256, 512):
+            return None
+        x, n = self.same_lanes(x, n)
+        mask = "i16" if x.lanes == 16 else "i8"
+        name = f"llvm.x86.avx512.mask.scalef.ps.{bits}"
+        rounding = (", i32", ", i32 4") if bits == 512 else ("", "")
+        self.declarations.add(f"declare {x.type} @{name}({x.type}, {x.type}, {x.type}, {mask}{rounding[0]})")
+        return self.emit("float", x.lanes, f"call {x.type} @{name}({x.typed}, {n.typed}, {x.typed}, {mask} -1{rounding[1]})", [x, n])
 
     # ---------------------------------------------------------------- memory
     def address(self, pointer: Val, index: Val, elem: str) -> Val:

@@ -57,7 +57,7 @@ class _Generator:
     def __init__(self, kernel: Kernel, name: str, vector_bytes: int) -> None:
         self.kernel, self.name = kernel, name
         self.plan: Plan = choose.choose(kernel, vector_bytes)
-        self.b = Builder("work")
+        self.b = Builder("work", avx512=vector_bytes == 64)
         self.params = {p.name: p for p in kernel.params}
         self.written = {p.name for p in kernel.params if p.writes} | {s.buffer for s in choose.statements(kernel) if isinstance(s, Store)}
         self.pointer: dict[str, Val] = {}
@@ -691,7 +691,7 @@ def module_text(kernels: Sequence[KernelText], triple: str, vector_bytes: int) -
         functions |= k.functions
     bodies = []
     for f in sorted(functions):
-        text, needed = mathlib.definition(*f)
+        text, needed = mathlib.definition(*f, vector_bytes == 64)
         bodies.append(text)
         declarations |= needed
     tables = mathlib.tables() if any(f[0] in ("sin", "cos", "tan") and f[2] == "float" for f in functions) else ""

@@ -90,10 +90,20 @@ def _power_of_two(b: Builder, n: Val, elem: str) -> Val:
 
 
 def _scale32(b: Builder, p: Val, n: Val) -> Val:
-    """p * 2.0**n, rounded once also where the result is subnormal: two exact-or-final factors."""
-    low = b.binary("ashr", n, b.const(1, "i32", n.lanes))
-    high = b.binary("sub", n, low)
+    """p * 2.0**n for a whole-valued f32 n within +-252, rounded once also where the result is subnormal."""
+    done = b.scale_by_power(p, n)
+    if done is not None:
+        return done
+    whole = _to_int(b, n)
+    low = b.binary("ashr", whole, b.const(1, "i32", p.lanes))   # two factors, of which the first product is exact
+    high = b.binary("sub", whole, low)
     return b.binary("fmul", b.binary("fmul", p, _power_of_two(b, low, "float")), _power_of_two(b, high, "float"))
+
+
+def _power32(b: Builder, n: Val) -> Val:
+    """2.0**n for a whole-valued f32 n within the normal exponents; NaN gives NaN or 1."""
+    done = b.scale_by_power(_k(b, n, 1.0), n)
+    return done if done is not None else _power_of_two(b, _to_int(b, n), "float")
 
 
 def _copysign(b: Builder, x: Val, sign: Val) -> Val:
@@ -114,7 +124,7 @@ def _exp_parts(b: Builder, x: Val) -> tuple[Val, Val]:
 def exp_f32(b: Builder, x: Val) -> Val:
     x = _clamp(b, x, -104.0, 89.0)
     q, n = _exp_parts(b, x)
-    return _scale32(b, b.binary("fadd", q, _k(b, x, 1.0)), _to_int(b, n))
+    return _scale32(b, b.binary("fadd", q, _k(b, x, 1.0)), n)
 
 
 def exp2_f32(b: Builder, x: Val) -> Val:
@@ -122,20 +132,19 @@ def exp2_f32(b: Builder, x: Val) -> Val:
     n = _round(b, x)
     r = b.binary("fsub", x, n)
     p = b.fma(r, b.polynomial(r, EXP2_32), _k(b, x, 1.0))
-    return _scale32(b, p, _to_int(b, n))
+    return _scale32(b, p, n)
 
 
 def sigmoid_f32(b: Builder, x: Val) -> Val:
     """1 / (1 + e^-x) with e^-x = S * (1 + q): the sum is rounded once. Beyond 2^64 both are scaled down, so that results too
     small for 1 / S to be finite come out."""
     q, n = _exp_parts(b, _clamp(b, b.negate(x), -87.0, 104.0))
-    whole = _to_int(b, n)
-    big = b.compare("sgt", whole, b.const(64, "i32", x.lanes))
-    power = b.select(big, b.binary("sub", whole, b.const(64, "i32", x.lanes)), whole)
+    big = b.compare("ogt", n, _k(b, x, 64.0))
+    power = b.select(big, b.binary("fsub", n, _k(b, x, 64.0)), n)
     one = b.select(big, _k(b, x, 2.0 ** -64), _k(b, x, 1.0))
-    scale = _power_of_two(b, power, "float")
+    scale = _power32(b, power)
     # S + 1 is exact for small S; for large S the small terms are added up first.
-    large = b.compare("sgt", whole, b.const(12, "i32", x.lanes))
+    large = b.compare("ogt", n, _k(b, x, 12.0))
     small_terms = b.fma(scale, q, b.select(large, one, b.binary("fadd", scale, one)))
     below = b.binary("fadd", small_terms, b.select(large, scale, _k(b, x, 0.0)))
     return b.binary("fmul", b.binary("fdiv", _k(b, x, 1.0), below), one)
@@ -148,7 +157,7 @@ def tanh_f32(b: Builder, x: Val) -> Val:
     near = b.fma(b.binary("fmul", x, x2), b.polynomial(x2, TANH32), x)
     bounded = b.select(b.compare("ogt", t, _k(b, x, 10.0)), _k(b, x, 10.0), t)
     q, n = _exp_parts(b, b.binary("fadd", bounded, bounded))
-    scale = _power_of_two(b, _to_int(b, n), "float")
+    scale = _power32(b, n)
     less_one = b.fma(scale, q, b.binary("fsub", scale, _k(b, x, 1.0)))
     far = b.binary("fdiv", less_one, b.binary("fadd", less_one, _k(b, x, 2.0)))
     return _copysign(b, b.select(b.compare("olt", t, _k(b, x, 0.6)), near, far), x)
@@ -160,7 +169,7 @@ def erf_f32(b: Builder, x: Val) -> Val:
     small = b.fma(x, b.polynomial(b.binary("fmul", x, x), ERF32), x)
     bounded = b.select(b.compare("ogt", t, _k(b, x, 4.0)), _k(b, x, 4.0), t)
     q, n = _exp_parts(b, b.polynomial(bounded, LOG_ERFC32))
-    scale = _power_of_two(b, _to_int(b, n), "float")
+    scale = _power32(b, n)
     large = b.binary("fsub", _k(b, x, 1.0), b.fma(scale, q, scale))
     return b.select(b.compare("olt", t, _k(b, x, 1.0)), small, _copysign(b, large, x))
 
@@ -204,11 +213,16 @@ def _sin_cos(b: Builder, x: Val) -> tuple[Val, Val, Val]:
     """(sin r, cos r, n mod 4) with x = n * pi/2 + r; x holds an f32 value, in f64. Infinities give NaN."""
     n = _round(b, b.binary("fmul", x, _k(b, x, 0.6366197723675814)))
     r = b.fma(n, _k(b, x, -PIO2_LO), b.fma(n, _k(b, x, -PIO2_HI), x))
-    huge = b.compare("oge", b.absolute(x), _k(b, x, HUGE_ANGLE))
+    huge = b.compare("uge", b.absolute(x), _k(b, x, HUGE_ANGLE))
     tame = b.select(huge, _k(b, x, 0.0), n)
     quadrant = b.binary("and", _to_int(b, tame), b.const(3, "i64", x.lanes))
-    far_r, far_quadrant = _reduce_huge(b, x, huge)
-    r, quadrant = b.select(huge, far_r, r), b.select(huge, far_quadrant, quadrant)
+    some = huge if x.lanes == 1 else b.call(f"llvm.vector.reduce.or.v{x.lanes}i1", "i1", 1, [huge])
+
+    def far() -> list[Val]:
+        far_r, far_quadrant = _reduce_huge(b, x, huge)
+        return [b.select(huge, far_r, r), b.select(huge, far_quadrant, quadrant)]
+
+    r, quadrant = b.seldom(some, far, [r, quadrant])
     t = b.binary("fmul", r, r)
     sine = b.fma(b.binary("fmul", r, t), b.polynomial(t, SIN64), r)
     cosine = b.fma(b.binary("fmul", t, t), b.polynomial(t, COS64), b.fma(t, _k(b, x, -0.5), _k(b, x, 1.0)))
@@ -475,20 +489,20 @@ def _symbol(name: str, lanes: int, elem: str) -> str:
     return f"fl_{name}_{elem}_{lanes}"
 
 
-_DEFINED: dict[tuple[str, int, str], tuple[str, frozenset[str]]] = {}
+_DEFINED: dict[tuple[str, int, str, bool], tuple[str, frozenset[str]]] = {}
 
 
-def definition(name: str, lanes: int, elem: str) -> tuple[str, frozenset[str]]:
+def definition(name: str, lanes: int, elem: str, avx512: bool) -> tuple[str, frozenset[str]]:
     """(text of the internal function, declarations that it needs). The text is made once per process."""
-    key = (name, lanes, elem)
+    key = (name, lanes, elem, avx512)
     if key not in _DEFINED:
-        b = Builder("entry")
+        b = Builder("entry", avx512)
         params = [Val(f"%x{k}", elem, lanes, 0) for k in range(ARITY.get(name, 1))]
         if elem == "double":
             result = _by_lane(b, name, params)
         else:
             result = b.convert("fptrunc", _IN_F64[name](b, *[b.convert("fpext", p, "double") for p in params]), "float")
-        head = f"define internal {type_text(elem, lanes)} @{_symbol(*key)}({', '.join(p.typed for p in params)}) #1 {{\nentry:"
+        head = f"define internal {type_text(elem, lanes)} @{_symbol(name, lanes, elem)}({', '.join(p.typed for p in params)}) #1 {{\nentry:"
         _DEFINED[key] = "\n".join([head, *b.text(), f"  ret {result.typed}", "}"]), frozenset(b.declarations)
     return _DEFINED[key]
 
