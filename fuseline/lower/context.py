@@ -89,9 +89,11 @@ class Context:
             raise InternalError("the node has no tensor result", node=self.node)
         return first.device
 
-    def result(self, type_: TensorType | None = None) -> View:
+    def result(self, type_: object = None) -> View:
         """Memory for a result of the node, laid out as its type says; row-major where its strides overlap or leave gaps."""
-        type_ = type_ or self.type
+        type_ = self.type if type_ is None else type_
+        if not isinstance(type_, TensorType):
+            raise InternalError(f"a result of type {type_}", node=self.node)
         return self.buffer(type_.dtype, type_.shape, storage_stride(type_.shape, type_.stride), type_.device)
 
     # -- kernels ------------------------------------------------------------------------------------------------

@@ -80,13 +80,11 @@ def _arange(context: Context, start: object, step: object) -> View:
     out = context.result()
 
     def value(k: KernelBuilder, index: tuple[Size, ...]) -> Val:
-        whole = all(isinstance(n, (int, Expr)) and not isinstance(n, bool) for n in (start, step))
-        if whole:
-            return k.cast(k.index(start + index[0] * step), out.dtype)        # type: ignore[operator]
-        if not all(isinstance(n, (int, float)) for n in (start, step)):
+        if isinstance(start, (int, Expr)) and isinstance(step, (int, Expr)):
+            return k.cast(k.index(start + index[0] * step), out.dtype)
+        if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
             raise LoweringError("a range of sizes and fractions")
-        place = k.index(index[0], F64)
-        return k.cast(k.op("add", k.op("mul", place, step, dtype=F64), start), out.dtype)   # type: ignore[arg-type]
+        return k.cast(k.index(index[0], F64) * step + start, out.dtype)
     return context.fill(out, value)
 
 

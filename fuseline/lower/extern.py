@@ -30,8 +30,8 @@ def call(context: Context, node: Node, values: dict[Node, object]) -> object:
     results = tuple(_result(context, node, t) for t in types)
     outs = tuple(r.buffer if isinstance(r, View) else r.buffer if isinstance(r, Ref) else None for r in results)
     out_variant = OUT_VARIANTS.get(node.op)
-    if out_variant is not None and not (isinstance(node.type, TensorType) and is_dense(node.type.shape, node.type.stride)
-                                        and not results[0].empty):                 # type: ignore[union-attr]
+    first = results[0]
+    if not (isinstance(first, View) and is_dense(first.shape, first.stride) and not first.empty):
         out_variant = None
     context.steps.append(Extern(node.op, args, kwargs, outs, out_variant, node.origin))     # type: ignore[arg-type]
     return results if several else results[0]

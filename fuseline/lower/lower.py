@@ -31,7 +31,9 @@ def lower(graph: Graph, *, inference: bool = False) -> LoopProgram:
     Verdict of the program. With `inference`, steps that depend on static inputs only go to `hoisted`.
     Raises InternalError for a graph that breaks the rules of its type.
     """
-    context, values, verdicts = Context(), {}, []
+    context = Context()
+    values: dict[Node, object] = {}
+    verdicts: list[Verdict] = []
     inputs = tuple(_input(context, node, values) for node in graph.inputs)
     used = _used_results(graph)
     for node in graph.nodes:

@@ -194,10 +194,10 @@ def avg_pool2d_backward(context: Context, grad: View, x: View, kernel_size: obje
 def adaptive_avg_pool2d(context: Context, x: View, output_size: Sequence[Size]) -> View:
     """Windows from floor(o * in / out) to ceil((o + 1) * in / out)."""
     out = context.result()
-    extents = [(x.shape[-2 + a], out.shape[-2 + a]) for a in range(2)]
-    if any(not isinstance(e, int) for pair in extents for e in pair) or out.empty or not x.dtype.is_float:
+    extents = [(size, count) for size, count in zip(x.shape[-2:], out.shape[-2:]) if isinstance(size, int) and isinstance(count, int)]
+    if len(extents) < 2 or out.empty or not x.dtype.is_float:
         raise LoweringError("adaptive pooling of sizes that are known at run time only, of nothing, or of integers")
-    kernel = [max(ceil_div((o + 1) * i, n) - o * i // n for o in range(n)) for i, n in extents]
+    kernel = [max(-(-(o + 1) * size // count) - o * size // count for o in range(count)) for size, count in extents]
     _check_window(kernel)
 
     def value(k: KernelBuilder, index: Index) -> Val:

@@ -28,8 +28,8 @@ def reduce_over(context: Context, shape: Sequence[Size], axes: Sequence[int], ou
     kept = [a for a in range(len(shape)) if a not in axes]
     stored = [o for o in outs if o is not None]
     if stored[0].empty:
-        for out in stored:
-            context.nothing(out)
+        for empty in stored:
+            context.nothing(empty)
         return
     kernel = context.kernel()
     outer = dict(zip(kept, kernel.axes([shape[a] for a in kept])))

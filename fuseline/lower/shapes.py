@@ -13,6 +13,7 @@ from fuseline.lower.context import Context, as_number, lowering
 from fuseline.lower.views import View, expand, normalize_axis, same_layout
 
 MAX_KERNEL_CAT = 4                     # more operands than this are concatenated by PyTorch, which copies block by block
+_FIRST: Size = 0
 
 
 # ---------------------------------------------------------------- views
@@ -100,7 +101,7 @@ def as_strided(context: Context, x: View, size: Sequence[Size], stride: Sequence
 @lowering("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default")
 def split(context: Context, x: View, sizes: object, dim: int = 0) -> tuple:
     """The results' extents are in their types."""
-    axis, start, parts = normalize_axis(dim, x.rank), 0, []
+    axis, start, parts = normalize_axis(dim, x.rank), _FIRST, []
     for type_ in context.types:
         if not isinstance(type_, TensorType):
             raise LoweringError("a split into an unknown number of parts")
@@ -129,7 +130,7 @@ def cat(context: Context, tensors: Sequence[View], dim: int = 0) -> View:
         raise LoweringError(f"concatenation of {len(parts)} tensors")
 
     def value(k: KernelBuilder, index: tuple[Size, ...]) -> Val:
-        place, start = index[axis], 0
+        place, start = index[axis], _FIRST
         found: Val | None = None
         for number, part in enumerate(parts):
             extent = part.shape[axis]
