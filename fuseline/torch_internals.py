@@ -178,3 +178,145 @@ def has_onednn_convolution() -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     return hasattr(torch.ops.mkldnn, "_convolution_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_convolution_weight")
+
+
+# ---------------------------------------------------------------- symbolic sizes, for capture
+
+class _Name(str):
+    """A name that is an attribute in some versions of torch and a method in others."""
+
+    def __call__(self) -> str:
+        return str(self)
+
+
+class InputSource(torch._guards.Source):
+    """What torch's ShapeEnv wants to know of where a symbol came from: a name."""
+
+    def __init__(self, label: str) -> None:
+        object.__setattr__(self, "label", label)
+
+    @property
+    def name(self) -> _Name:                                     # type: ignore[override]
+        return _Name(self.label)
+
+    @property
+    def guard_source(self) -> object:                            # type: ignore[override]
+        return torch._guards.GuardSource.LOCAL
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InputSource) and self.label == other.label
+
+
+def new_shape_env() -> object:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    return ShapeEnv(duck_shape=False)
+
+
+def to_symbolic_fake(mode: _FakeTensorMode, tensor: torch.Tensor, axes: frozenset[int], label: str) -> torch.Tensor:
+    """A fake tensor whose extents along `axes` are symbols; the others are constants."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+    sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC for i in range(tensor.dim())]
+    return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+
+
+def new_symbolic_int(shape_env: object, value: int, label: str) -> torch.SymInt:
+    """A symbolic int with a hint, of any sign."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    source = InputSource(label)
+    symbol = shape_env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+    return shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def expression_of(number: object) -> object:
+    """The sympy expression of a SymInt, SymFloat or SymBool; of a plain number, the number itself."""
+    import sympy
+    return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.sympify(number)
+
+
+def symbol_of(number: torch.SymInt) -> object:
+    return number.node.expr
+
+
+def number_from(shape_env: object, expression: object) -> torch.SymInt | int:
+    """The SymInt of an expression over known symbols."""
+    return int(expression) if expression.is_Integer else shape_env.create_symintnode(expression, hint=None)
+
+
+def operation_of(expression: object) -> tuple[object, tuple]:
+    """(operator function, operands) of a compound size expression. Raises NotImplementedError for one without a Python form."""
+    import operator as op
+
+    import sympy
+    name = type(expression).__name__
+    args = expression.args
+    if isinstance(expression, sympy.Add):
+        return op.add, args
+    if isinstance(expression, sympy.Mul):
+        return op.mul, args
+    if name in ("FloorDiv", "CleanDiv"):
+        return op.floordiv, args
+    if name in ("Mod", "PythonMod"):
+        return op.mod, args
+    if name in ("Pow", "PowByNatural"):
+        return op.pow, args
+    if name == "Max":
+        return torch.sym_max, args
+    if name == "Min":
+        return torch.sym_min, args
+    if name == "ToFloat":
+        return torch.sym_float, args
+    if name in ("IntTrueDiv", "FloatTrueDiv"):
+        return op.truediv, args
+    raise NotImplementedError(f"a size expression {name}")
+
+
+def shape_guard_texts(shape_env: object) -> list[tuple[str, set[str]]]:
+    """What a ShapeEnv decided so far: pairs of a condition in Python and the names of its symbols."""
+    found = []
+    for guard in shape_env.guards:
+        text = _python_text(guard.expr)
+        if text is not None and guard.expr.free_symbols:
+            found.append((text, {str(s) for s in guard.expr.free_symbols}))
+    return found
+
+
+def _python_text(e: object) -> str | None:
+    import sympy
+    signs = {"Equality": "==", "Unequality": "!=", "LessThan": "<=", "StrictLessThan": "<", "GreaterThan": ">=", "StrictGreaterThan": ">"}
+    name = type(e).__name__
+    if name in signs:
+        return f"({_python_text(e.lhs)} {signs[name]} {_python_text(e.rhs)})"
+    if name in ("And", "Or"):
+        return "(" + f" {name.lower()} ".join(_python_text(a) for a in e.args) + ")"
+    if name == "Not":
+        return f"(not {_python_text(e.args[0])})"
+    if isinstance(e, (sympy.Symbol, sympy.Number)):
+        return str(e)
+    if isinstance(e, sympy.Add):
+        return "(" + " + ".join(_python_text(a) for a in e.args) + ")"
+    if isinstance(e, sympy.Mul):
+        return "(" + " * ".join(_python_text(a) for a in e.args) + ")"
+    two = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Pow": "**", "PowByNatural": "**", "IntTrueDiv": "/",
+           "FloatTrueDiv": "/"}
+    if name in two:
+        return f"({_python_text(e.args[0])} {two[name]} {_python_text(e.args[1])})"
+    if name in ("Max", "Min"):
+        return f"{name.lower()}({', '.join(_python_text(a) for a in e.args)})"
+    if name == "ToFloat":
+        return f"float({_python_text(e.args[0])})"
+    raise NotImplementedError(f"a guard on {name}")
+
+
+def reads_fake_data(error: RuntimeError) -> bool:
+    """True for what PyTorch raises when C++ code reads the memory of a fake tensor."""
+    return "data is not allocated yet" in str(error) or "Cannot access data pointer" in str(error)
+
+
+def capture_modes() -> tuple[tuple[str, object], ...]:
+    """The process state that every captured graph relies on, by the names of `runtime.modes`."""
+    return (("grad", torch.is_grad_enabled()), ("inference", torch.is_inference_mode_enabled()), ("autocast", autocast_state()),
+            ("default_dtype", torch.get_default_dtype()), ("default_device", default_device()),
+            ("torch_function", user_modes_active()), ("functorch", functorch_depth()))

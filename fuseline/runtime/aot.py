@@ -5,6 +5,7 @@ Writes to inputs, outputs that alias, and gradients: one `torch.autograd.Functio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fuseline.ir.graph import Graph, Node, TensorType
 from fuseline.ir.traced import OutputSpec, Partitioned, Traced, ViewStep, storage_root
 
 Executable = Callable[..., tuple]
+_version = attrgetter("_version")
 Compile = Callable[[Graph], Executable]
 
 
@@ -288,6 +290,9 @@ class _Again:
         self.graph_module, self.random = graph_module, traced.random
         self.gradients, self.tangents, self.num_inputs = traced.gradients, traced.tangents, traced.num_inputs
         self.written = tuple(m.input for m in traced.mutations)
+        tensors = [i for i, n in enumerate(traced.graph.inputs[:traced.num_inputs]) if isinstance(n.type, TensorType)]
+        unwritten = tuple(i for i in tensors if i not in self.written)
+        self.unwritten = None if len(unwritten) == traced.num_inputs else unwritten
         # An input whose new value has this function in its history: holding it would be a cycle.
         self.lost = {m.input for m in traced.mutations if m.differentiable or m.input in traced.gradients}
         self.mutated_at = {m.output: m.input for m in traced.mutations}
@@ -299,22 +304,27 @@ class _Again:
             elif spec.kind == "view" and spec.base == "output":
                 self.bases_at.setdefault(spec.index, place)
 
-    def remember(self, inputs: tuple) -> tuple[tuple, list[int]]:
-        """The inputs and their versions."""
+    def remember(self, inputs: tuple) -> tuple[tuple, int]:
+        """The inputs and the sum of their versions, which grows with every write."""
         held = tuple(None if i in self.lost else x for i, x in enumerate(inputs)) if self.lost else inputs
-        return held, [x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0 for x in inputs]
+        return held, self._versions(inputs)
 
-    def differentiate(self, remembered: tuple[tuple, list[int]], grads: Sequence[Any]) -> tuple:
+    def _versions(self, inputs: tuple) -> int:
+        try:
+            return sum(map(_version, inputs if self.unwritten is None else [inputs[i] for i in self.unwritten]))
+        except RuntimeError:                                     # inference tensors have no version, and cannot be written
+            return 0
+
+    def differentiate(self, remembered: tuple[tuple, int], grads: Sequence[Any]) -> tuple:
         inputs, versions = remembered
         if self.random:
             raise RuntimeError("fuseline: create_graph=True through a compiled function that draws random numbers is not supported")
         if self.lost:
             raise RuntimeError("fuseline: create_graph=True through a compiled function that writes to a differentiable input "
                                "is not supported")
-        for i, (x, version) in enumerate(zip(inputs, versions)):
-            if i not in self.written and isinstance(x, torch.Tensor) and not x.is_inference() and x._version != version:
-                raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: "
-                                   f"input {i} of a compiled function is at version {x._version}; expected version {version} instead")
+        if self._versions(inputs) != versions:
+            raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: "
+                               "an input of a compiled function, before create_graph=True")
         # Views, so that the gradient for one input does not run through the history of another.
         parts = [x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else
                  x.clone() if i in self.written else x for i, x in enumerate(inputs)]

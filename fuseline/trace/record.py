@@ -96,6 +96,8 @@ class Recorder(TorchDispatchMode):
     def alias(self, tensor: torch.Tensor) -> Alias:
         found = self._aliases.get(id(tensor))
         if found is not None:
+            if self._stores.get(torch_internals.storage_key(tensor)) is not found.store:
+                raise NotSupported("the memory of a tensor is replaced (set_data or set_)")
             return found
         if not torch_internals.is_fake(tensor):
             return self.constant(tensor)

@@ -175,6 +175,8 @@ class _Trace:
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error) or "a view of a leaf Variable" in str(error):
                 raise _WritesLeaf from error
+            if torch_internals.reads_fake_data(error):
+                raise NotSupported(f"{node.target} reads the data of a tensor", at=self.recorder.origin) from error
             raise
         return self.recorder.constant(value, copy=False).tensor if isinstance(value, torch.Tensor) else value
 
