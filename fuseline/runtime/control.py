@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fuseline.ir.record import CompileRecord
 
@@ -26,7 +28,7 @@ switch = _Switch()
 _thread = _Thread()
 _lock = threading.Lock()
 _strict = False
-_generation = 0
+_resettable: weakref.WeakSet[Any] = weakref.WeakSet()
 _observers: list[Callable[[CompileRecord], None]] = []
 
 
@@ -73,24 +75,30 @@ def is_capturing() -> bool:
 
 
 def set_strict(value: bool) -> None:
-    """Strict: a graph break is an error, in every compiled function, as under `fullgraph=True`."""
+    """Strict: a graph break is an error, in every compiled function, as under `fullgraph=True`. Turning it on compiles anew."""
     global _strict
+    turned_on = bool(value) and not _strict
     _strict = bool(value)
+    if turned_on:
+        reset()
 
 
 def is_strict() -> bool:
     return _strict
 
 
-def generation() -> int:
-    """Changes with each `reset`: a dispatcher of an older generation drops its entries."""
-    return _generation
+def forget_on_reset(dispatcher: Any) -> None:
+    """Have `dispatcher.forget()` called by `reset`, as long as it lives."""
+    with _lock:
+        _resettable.add(dispatcher)
 
 
 def reset() -> None:
-    global _generation
+    """Have all dispatchers drop what they compiled."""
     with _lock:
-        _generation += 1
+        dispatchers = list(_resettable)
+    for dispatcher in dispatchers:
+        dispatcher.forget()
 
 
 @contextmanager

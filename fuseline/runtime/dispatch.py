@@ -42,7 +42,6 @@ class Program:
         self.options, self.compile_frame, self.make_start = options, compile_frame, make_start
         self.records: list[CompileRecord] = []
         self.dispatchers: list[weakref.ref[Dispatcher]] = []
-        self.generation = control.generation()
 
     def record(self, record: CompileRecord) -> None:
         self.records.append(record)
@@ -91,12 +90,12 @@ class Dispatcher:
         self.dynamic: frozenset[tuple[Source, int | None]] = frozenset()
         self.recompile_reasons: list[str] = []
         self.eager_reason = ""
-        self.generation = control.generation()
         self._lock = threading.RLock()
         self._stub_namespace: dict[str, Any] = {}
         self._head_name = "head"
         self._eager = self._make_eager()
         program.dispatchers.append(weakref.ref(self))
+        control.forget_on_reset(self)
 
     # -- generated parts ------------------------------------------------------------------------------------
     def _make_eager(self) -> Callable[..., Any]:
@@ -187,8 +186,6 @@ class Dispatcher:
     # -- running --------------------------------------------------------------------------------------------
     def miss(self, *values: Any) -> Any:
         """The entry used last does not fit: try the others, then compile, or run eagerly."""
-        if self.generation != control.generation():
-            self._forget()
         found = self._find(values)
         if found is None and self.eager_reason:
             return self._eager(*values)
@@ -219,9 +216,9 @@ class Dispatcher:
             entry.check = entry.fast.prepare(values) or entry.full.best()
             self._set_head(entry.check, entry.run)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop all entries and what was learned about sizes."""
         with self._lock:
-            self.generation = control.generation()
             self.entries.clear()
             self.dynamic, self.eager_reason = frozenset(), ""
             self.recompile_reasons.clear()

@@ -176,9 +176,9 @@ def test_reset_forgets_entries():
     stub, dispatcher, compiler = dispatch(lambda x: x)
     stub(1)
     control.reset()
-    stub(2)
     stub(1)
-    assert [c[2] for c in compiler.calls] == ["", "", "argument x: was 2, now 1"]
+    stub(2)
+    assert [c[2] for c in compiler.calls] == ["", "", "argument x: was 1, now 2"]
 
 
 def test_resume_codes_take_cells_and_hand_on_continues():
