@@ -34,7 +34,10 @@ def from_torch_dtype(dtype: torch.dtype) -> dtypes.DType:
 
 
 def autocast_state() -> tuple:
-    """What autocast does now: (enabled, dtype) for CPU and CUDA, and whether casts of weights are cached. Compared by "mode" guards."""
+    """What autocast does now, compared by "mode" guards: () while it is off everywhere (cheap to ask), else (enabled, dtype) for CPU
+    and CUDA, and whether casts of weights are cached."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
     return (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
             torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled())
 

@@ -1,0 +1,527 @@
+"""Calls of everything that is no plain Python function: builtins, C methods, classes, torch."""
+from __future__ import annotations
+
+import builtins
+import collections
+import enum
+import functools
+import itertools
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fuseline.capture.errors import ProgramError, break_here
+from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
+from fuseline.capture.torch_calls import TorchCalls
+
+_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_struct", "_abc", "_typing"})
+_IMPURE_BUILTINS = frozenset({"print", "input", "open", "eval", "exec", "compile", "breakpoint", "__import__"})
+_SHOW_VALUES = (str, repr, format, ascii)
+_TAKES_FUNCTION = (map, filter, sorted, max, min, functools.reduce, itertools.accumulate, itertools.groupby, itertools.starmap,
+                   itertools.takewhile, itertools.dropwhile, itertools.filterfalse)
+_TAKES_ITERABLE = frozenset({list, tuple, set, frozenset, dict, zip, enumerate, map, filter, reversed, sorted, max, min, any, all,
+                             functools.reduce, collections.deque, collections.OrderedDict, bytes, bytearray})
+# Which arguments native code iterates over, where it is not all of them.
+_ITERATED: dict[Any, tuple[int, ...]] = {
+    functools.reduce: (1,), itertools.repeat: (), itertools.count: (), itertools.islice: (0,), itertools.accumulate: (0,),
+    enumerate: (0,), collections.deque: (0,), itertools.groupby: (0,)}
+_READ_ONLY = frozenset({"get", "keys", "values", "items", "copy", "index", "count", "union", "intersection", "difference", "issubset",
+                        "issuperset", "isdisjoint", "symmetric_difference", "__len__", "__contains__", "__iter__", "__getitem__",
+                        "__eq__", "__ne__", "__reversed__", "__or__", "__and__", "__sub__", "__class_getitem__", "__hash__", "__repr__",
+                        "__add__", "__mul__", "__lt__", "__le__", "__gt__", "__ge__"})
+_BINARY = {getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift",
+                                          "rshift")}
+_COMPARE = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
+_UNARY = {operator.neg, operator.pos, operator.invert, operator.abs}
+_INPLACE = {getattr(operator, n) for n in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor",
+                                           "ilshift", "irshift")}
+
+
+class Callback:
+    """A function of the program, as native code can call it."""
+
+    def __init__(self, world: Any, target: Any) -> None:
+        self.world, self.target = world, target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.world.interpreter_call(self.target, args, kwargs)
+
+
+class Natives(TorchCalls):
+    def callback(self, value: Any) -> Any:
+        """A callable for native code that runs the program's function in the interpreter."""
+        if isinstance(value, Callback) or value is None or not callable(value):
+            return value
+        if isinstance(value, type) and value in (list, tuple, dict, set, int, float, str, bool) and value is not str:
+            return value
+        return Callback(self, value)
+
+    def type_of(self, value: Any) -> type:
+        """type(value) as the program sees it."""
+        if isinstance(value, torch.Tensor):
+            real = self.real_of.get(id(value))
+            if real is not None:
+                return type(real)
+            return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+        if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
+            return {torch.SymInt: int, torch.SymBool: bool, torch.SymFloat: float}[type(value)]
+        return getattr(type(value), "symbolic_type", None) or type(value)
+
+    def isinstance_(self, value: Any, kinds: Any) -> bool:
+        kinds = self.contents(kinds)
+        actual = self.type_of(value)
+        return self.native(isinstance, value, kinds) if actual is type(value) else self.native(issubclass, actual, kinds)
+
+    def call(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """Call anything that is no plain Python function of the user's."""
+        kind = type(function)
+        if kind is types.FunctionType:
+            return self.torch_function(function, args, kwargs)
+        try:
+            special = _SPECIAL.get(function)
+        except TypeError:
+            special = None
+        if special is not None:
+            found = special(self, *args, **kwargs)
+            if found is not MISSING:
+                return found
+        if kind in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
+            if kind is not types.ClassMethodDescriptorType and args:
+                return self._descriptor(function, args, kwargs)
+        if isinstance(function, type):
+            return self.construct(function, args, kwargs)
+        owner = getattr(function, "__self__", None)
+        if kind is types.MethodWrapperType:
+            return self._slot(owner, function.__name__, args, kwargs, function)
+        if isinstance(owner, torch.Tensor):
+            return self.torch_method(function.__name__, (owner, *args), kwargs)
+        if kind is types.BuiltinFunctionType and owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            return self._method(owner, function, args, kwargs)
+        return self._c_function(function, owner, args, kwargs)
+
+    def _descriptor(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """`list.append(xs, 1)`, `object.__setattr__(obj, "a", 1)`: unbound methods of C classes."""
+        name, target = function.__name__, args[0]
+        if isinstance(target, torch.Tensor):
+            return self.torch_method(name, args, kwargs)
+        if type(function) is types.WrapperDescriptorType:
+            return self._slot(target, name, args[1:], kwargs, function.__get__(target))
+        return self._method(target, self.native(function.__get__, target), args[1:], kwargs)
+
+    def _slot(self, target: Any, name: str, args: tuple, kwargs: dict, function: Any) -> Any:
+        """Special methods of builtin classes, reached through super() or a class: as the class itself has them."""
+        if isinstance(target, type) and name == "__call__":
+            return self.construct(target, args, kwargs, through_metaclass=False)
+        if name == "__setattr__":
+            return self.plain_setattr(target, *args)
+        if name == "__delattr__":
+            return self.plain_delattr(target, *args)
+        if name == "__getattribute__":
+            return self.plain_getattr(target, *args)
+        if isinstance(target, torch.Tensor):
+            return self.torch_method(name, (target, *args), kwargs)
+        if name == "__init__" and self.source(target) is None:
+            return self.native(function, *map(self.contents, args), **kwargs)
+        if name == "__getitem__":
+            return self.plain_getitem(target, *args)
+        if name == "__setitem__":
+            return self.plain_setitem(target, *args)
+        if name in ("__eq__", "__ne__", "__hash__", "__repr__", "__str__") and type(target).__dictoffset__ and not isinstance(
+                target, (dict, list, tuple, set, str, int, float)):
+            if name == "__eq__":
+                return True if args[0] is target else NotImplemented
+            if name == "__hash__" or name == "__ne__":
+                return self.native(function, *args)
+        return self._method(target, function, args, kwargs)
+
+    def _method(self, owner: Any, function: Any, args: tuple, kwargs: dict) -> Any:
+        """A C method bound to an object."""
+        name = function.__name__
+        if isinstance(owner, (list, dict, set, frozenset, collections.deque, tuple)):
+            return self._container_method(owner, name, args, kwargs)
+        if isinstance(owner, CONSTANTS) or self.source(owner) is None:
+            if isinstance(owner, (str, bytes)) and any(_deep_tensor(self.contents(a)) for a in (*args, *kwargs.values())):
+                raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+            if isinstance(owner, torch.Generator):
+                raise break_here("generator-state", "a torch.Generator is used", "draw from the default generator")
+            args = tuple(self._iterable(a) if name in ("join", "writelines") else self.contents(a) for a in args)
+            return self.native(function, *args, **kwargs)
+        if isinstance(owner, types.MappingProxyType) and name in _READ_ONLY:
+            return self.native(function, *args, **kwargs)
+        raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} is written in C and may change or read anything",
+                         "call it outside the compiled function")
+
+    def _container_method(self, owner: Any, name: str, args: tuple, kwargs: dict) -> Any:
+        if isinstance(owner, dict) and args and type(args[0]) in CONSTANTS and id(owner) not in self.shadows \
+                and self.source(owner) is not None:
+            if name in ("get", "__contains__"):
+                found = self.contains_key(owner, args[0])
+                if name == "__contains__":
+                    return found
+                return self.plain_getitem(owner, args[0]) if found else args[1] if len(args) > 1 else None
+        if id(owner) in self.owners and name not in _READ_ONLY:
+            return self._instance_dict_method(owner, name, args, kwargs)
+        target = self.contents(owner) if name in _READ_ONLY or isinstance(owner, (tuple, frozenset)) else self.writable(owner)
+        if name in ("extend", "update", "extendleft", "union", "intersection", "difference", "__iadd__", "difference_update",
+                    "intersection_update", "__ior__", "fromkeys"):
+            args = tuple(self._iterable(a) if not isinstance(self.contents(a), dict) else self.contents(a) for a in args)
+        elif name == "sort":
+            kwargs = {k: self.callback(v) if k == "key" else v for k, v in kwargs.items()}
+        if isinstance(owner, (list, tuple, collections.deque)) and name in ("index", "count", "remove") and self._python_equality(owner, args):
+            raise break_here("python-equality", f"{name} on a list of objects with their own __eq__ is not captured", "use a loop")
+        return self.native(getattr(target, name), *args, **kwargs)
+
+    def _python_equality(self, owner: Any, args: tuple) -> bool:
+        return any(is_python(type(v), "__eq__") for v in (*self.contents(owner), *args[:1]))
+
+    def _instance_dict_method(self, entries: dict, name: str, args: tuple, kwargs: dict) -> Any:
+        if name == "update":
+            for key, value in {**(dict(self.contents(args[0])) if args else {}), **kwargs}.items():
+                self.setattr_entry(entries, key, value)
+            return None
+        if name in ("pop", "setdefault") and args:
+            if self.contains_key(entries, args[0]):
+                value = self.plain_getitem(entries, args[0])
+                if name == "pop":
+                    self.plain_delattr(self.owners[id(entries)], args[0])
+                return value
+            if name == "setdefault":
+                self.setattr_entry(entries, args[0], args[1] if len(args) > 1 else None)
+                return args[1] if len(args) > 1 else None
+            if len(args) > 1:
+                return args[1]
+            raise ProgramError(KeyError(args[0]))
+        raise break_here("instance-dict", f"__dict__.{name} is not captured", "assign the attributes one by one")
+
+    def _iterable(self, value: Any) -> Any:
+        """What native code may iterate over in place of a value."""
+        if isinstance(value, (str, bytes)) or value is None or isinstance(value, (int, float)):
+            return value
+        if self.source(value) is None and type(value) in (list, tuple, dict, set, frozenset, range):
+            return value
+        if isinstance(value, torch.Tensor) or hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
+            inside = self.contents(value)
+            return inside if type(inside) in (list, tuple, dict, set, frozenset) else self.iterate(value)
+        return value
+
+    def _c_function(self, function: Any, owner: Any, args: tuple, kwargs: dict) -> Any:
+        module = getattr(function, "__module__", None) or (owner.__name__ if isinstance(owner, types.ModuleType) else "") or ""
+        name = getattr(function, "__name__", "")
+        if isinstance(function, functools._lru_cache_wrapper):
+            return self.interpreter_call(self.getattr(function, "__wrapped__"), args, kwargs)
+        if module.startswith("torch") or isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch") \
+                or isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or getattr(
+                    owner, "__module__", "").startswith("torch"):
+            return self.torch_function(function, args, kwargs)
+        if isinstance(owner, type):
+            if name == "__new__":
+                return self.native(function, *map(self.contents, args), **kwargs)
+            if owner.__module__ in ("builtins", "collections") or name in ("__subclasses__", "mro", "__subclasshook__", "__init_subclass__"):
+                return self.native(function, *map(self._iterable, args), **kwargs)
+        if module == "builtins" and name not in _IMPURE_BUILTINS or module in _PURE_MODULES:
+            return self._pure(function, args, kwargs)
+        if name in _IMPURE_BUILTINS:
+            raise break_here("print" if name == "print" else "input-output", f"{name}() reaches outside the program",
+                             "call it outside the compiled function")
+        if isinstance(function, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
+            return self._getter(function, args)
+        raise break_here("unknown-c-function", f"{module}.{name or type(function).__name__} is written in C and is not known to be pure",
+                         "call it outside the compiled function")
+
+    def _getter(self, function: Any, args: tuple) -> Any:
+        _, parts = function.__reduce__()[:2]
+        if isinstance(function, operator.itemgetter):
+            found = tuple(self.getitem(args[0], key) for key in parts)
+        elif isinstance(function, operator.attrgetter):
+            found = tuple(functools.reduce(self.getattr, path.split("."), args[0]) for path in parts)
+        else:
+            raise break_here("unknown-c-function", "operator.methodcaller is not captured", "call the method itself")
+        return found[0] if len(found) == 1 else found
+
+    def _pure(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """A C function without effects: called on shadows and fakes."""
+        if function in _SHOW_VALUES and any(map(_deep_tensor, map(self.contents, args))):
+            raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+        if function in _TAKES_FUNCTION:
+            at = (1,) if function is itertools.accumulate else (0,)
+            if function in (sorted, max, min, itertools.groupby):
+                at = ()
+                kwargs = {k: self.callback(v) if k == "key" else v for k, v in kwargs.items()}
+                if function is itertools.groupby and len(args) > 1:
+                    at = (1,)
+            if function is itertools.accumulate and len(args) < 2 and "func" not in kwargs:
+                kwargs = {**kwargs, "func": operator.add}
+            args = tuple(self.callback(a) if i in at else a for i, a in enumerate(args))
+            kwargs = {k: self.callback(v) if k == "func" else v for k, v in kwargs.items()}
+        if function in _TAKES_ITERABLE or getattr(function, "__module__", "") == "itertools":
+            which = _ITERATED.get(function, range(len(args)))
+            args = tuple(self._iterable(a) if i in which and not isinstance(a, Callback) else self.contents(a) for i, a in enumerate(args))
+        else:
+            args = tuple(map(self.contents, args))
+        return self.native(function, *args, **{k: self.contents(v) for k, v in kwargs.items()})
+
+    # -- instances -----------------------------------------------------------------------------------------------
+    def construct(self, cls: type, args: tuple, kwargs: dict, through_metaclass: bool = True) -> Any:
+        """Make an instance: __new__, and __init__ in the interpreter if they are Python."""
+        if through_metaclass and not issubclass(type(cls), enum.EnumMeta) and is_python(type(cls), "__call__") \
+                and not cls.__module__.startswith("torch"):
+            return self.interpreter_call(self.class_member(type(cls), "__call__"), (cls, *args), kwargs)
+        if issubclass(type(cls), enum.EnumMeta):
+            return self.native(cls, *args, **kwargs)
+        if issubclass(cls, torch.Tensor):
+            if cls is torch.nn.Parameter or cls.__module__.startswith("torch.nn"):
+                return self.record("call_function", cls, args, kwargs)
+            raise break_here("tensor-class", f"{cls.__name__}(...) is not captured", "use torch.tensor")
+        new, init = lookup(cls, "__new__")[1], lookup(cls, "__init__")[1]
+        python_new = isinstance(new, staticmethod) and isinstance(new.__func__, types.FunctionType)
+        python_init = isinstance(init, types.FunctionType)
+        if not python_new and not python_init:
+            return self._builtin_instance(cls, args, kwargs)
+        if python_new:
+            obj = self.interpreter_call(self.getattr(cls, "__new__"), (cls, *args), kwargs)
+        elif issubclass(cls, BaseException):
+            obj = self.native(cls.__new__, cls, *args, **kwargs)
+        elif new is object.__new__ or getattr(new, "__self__", None) is object:
+            obj = self.native(object.__new__, cls)
+        else:
+            obj = self.native(cls.__new__, cls, *(map(self._iterable, args) if issubclass(cls, (tuple, frozenset)) else args if issubclass(
+                cls, (int, float, str)) else ()))
+        if not isinstance(obj, cls) or isinstance(obj, torch.Tensor):
+            return obj
+        if python_init:
+            found = self.interpreter_call(self.class_member(cls, "__init__", obj), (obj, *args), kwargs)
+            if found is not None:
+                raise ProgramError(TypeError(f"__init__() should return None, not '{type(found).__name__}'"))
+        elif init is not object.__init__:
+            self.native(init, obj, *map(self._iterable, args), **kwargs)
+        return obj
+
+    def _builtin_instance(self, cls: type, args: tuple, kwargs: dict) -> Any:
+        if cls in _TAKES_ITERABLE or cls in _SHOW_VALUES or cls in (int, float, bool, complex, bytes, range, slice, object, property, staticmethod,
+                                                                   classmethod) or cls.__module__ == "itertools":
+            if cls in (int, float, complex) and args and isinstance(args[0], torch.Tensor):
+                raise break_here("item", f"{cls.__name__}() reads the value of a tensor", "keep the value in a tensor")
+            if cls is range and any(isinstance(a, torch.Tensor) for a in args):
+                raise break_here("item", "range() reads the value of a tensor", "keep the value in a tensor")
+            if cls in (int, float, str) and args and is_python(type(args[0]), f"__{cls.__name__}__"):
+                return self.interpreter_call(self.getattr(args[0], f"__{cls.__name__}__"), (), {})
+            if cls is dict and args and not isinstance(args[0], dict) and hasattr(args[0], "keys"):
+                keys = list(self.iterate(self.interpreter_call(self.getattr(args[0], "keys"), (), {})))
+                return {**{k: self.getitem(args[0], k) for k in keys}, **kwargs}
+            return self._pure(cls, args, kwargs)
+        if cls is collections.defaultdict:
+            return self.native(cls, *(self.callback(a) if i == 0 else self._iterable(a) for i, a in enumerate(args)), **kwargs)
+        if cls.__module__.partition(".")[0] in ("builtins", "collections", "torch", "types", "functools", "operator", "weakref"):
+            if cls.__module__.startswith("torch") and (cls.__name__ in ("Generator", "Event", "Stream", "_InferenceMode") or "Guard" in cls.__name__):
+                raise break_here("unsupported-torch", f"{cls.__name__}(...) is not captured", "make it outside the compiled function")
+            return self.native(cls, *map(self.contents, args), **kwargs)
+        if cls.__flags__ & (1 << 9):                       # a class of the program without a constructor of its own
+            return self.native(cls, *map(self._iterable, args), **kwargs)
+        raise break_here("unknown-c-function", f"{cls.__module__}.{cls.__name__} is written in C and is not known to be pure",
+                         "make it outside the compiled function")
+
+
+def _deep_tensor(value: Any, depth: int = 0) -> bool:
+    """Whether a tensor is in a value or in the containers and objects that its text would show."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth > 4 or isinstance(value, (str, bytes, int, float)):
+        return False
+    if isinstance(value, dict):
+        return any(_deep_tensor(v, depth + 1) for v in value.values())
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        return any(_deep_tensor(v, depth + 1) for v in value)
+    return type(value).__module__ not in ("builtins", "torch") and any(
+        _deep_tensor(v, depth + 1) for v in getattr(value, "__dict__", {}).values()) if not isinstance(value, type) else False
+
+
+# ---------------------------------------------------------------- builtins that follow the program's own protocols
+
+_SPECIAL: dict[Any, Callable] = {}
+
+
+def special(*targets: Any) -> Callable:
+    def register(function: Callable) -> Callable:
+        for target in targets:
+            _SPECIAL[target] = function
+        return function
+    return register
+
+
+@special(isinstance)
+def _isinstance(world: Natives, value: Any, kinds: Any) -> bool:
+    return world.isinstance_(value, kinds)
+
+
+@special(type)
+def _type(world: Natives, value: Any, *more: Any, **kwargs: Any) -> Any:
+    if more or kwargs:
+        raise break_here("class-definition", "type(name, bases, dict) is not captured", "define the class outside the compiled function")
+    return world.type_of(value)
+
+
+@special(getattr)
+def _getattr(world: Natives, obj: Any, name: str, *default: Any) -> Any:
+    try:
+        return world.getattr(obj, name)
+    except ProgramError as error:
+        if default and isinstance(error.value, AttributeError):
+            return default[0]
+        raise
+
+
+@special(hasattr)
+def _hasattr(world: Natives, obj: Any, name: str) -> bool:
+    try:
+        world.getattr(obj, name)
+    except ProgramError as error:
+        if isinstance(error.value, AttributeError):
+            return False
+        raise
+    return True
+
+
+@special(setattr)
+def _setattr(world: Natives, obj: Any, name: str, value: Any) -> None:
+    world.setattr(obj, name, value)
+
+
+@special(delattr)
+def _delattr(world: Natives, obj: Any, name: str) -> None:
+    world.delattr(obj, name)
+
+
+@special(vars)
+def _vars(world: Natives, *args: Any) -> Any:
+    return world.getattr(args[0], "__dict__") if args else MISSING
+
+
+@special(iter)
+def _iter(world: Natives, value: Any, *sentinel: Any) -> Any:
+    return world.iterate(value) if not sentinel else world.native(iter, world.callback(value), *sentinel)
+
+
+@special(next)
+def _next(world: Natives, iterator: Any, *default: Any) -> Any:
+    if is_python(type(iterator), "__next__") and not hasattr(type(iterator), "symbolic_type") and type(iterator).__module__ != (
+            "fuseline.capture.containers"):
+        try:
+            return world.interpreter_call(world.getattr(iterator, "__next__"), (), {})
+        except ProgramError as error:
+            if default and isinstance(error.value, StopIteration):
+                return default[0]
+            raise
+    if world.source(iterator) is not None:
+        raise break_here("iterator", f"a {type(iterator).__name__} that began outside the captured code is advanced",
+                         "pass the list or the range and iterate over it inside")
+    return world.native(next, iterator, *default)
+
+
+@special(bool)
+def _bool(world: Natives, *args: Any) -> bool:
+    return world.truth(args[0]) if args else False
+
+
+@special(len)
+def _len(world: Natives, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.dim() else world.native(len, value)
+    if is_python(type(value), "__len__"):
+        return world.interpreter_call(world.getattr(value, "__len__"), (), {})
+    source = world.source(value)
+    if source is not None and id(value) not in world.shadows and isinstance(value, (list, tuple, collections.deque, dict, set)):
+        if isinstance(value, (dict, set)):
+            world.guard(source, "length", len(value))
+        return len(value)
+    return world.native(len, world.contents(value))
+
+
+@special(sum)
+def _sum(world: Natives, items: Any, start: Any = 0) -> Any:
+    total = start
+    for item in world.iterate(items):
+        total = world.binary(operator.add, total, item)
+    return total
+
+
+@special(abs)
+def _abs(world: Natives, value: Any) -> Any:
+    return world.unary(operator.abs, value)
+
+
+@special(pow)
+def _pow(world: Natives, a: Any, b: Any, *modulus: Any) -> Any:
+    return world.binary(operator.pow, a, b) if not modulus else MISSING
+
+
+@special(round)
+def _round(world: Natives, value: Any, *digits: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return world.torch_method("round", (value,), {"decimals": digits[0]} if digits else {})
+    return MISSING
+
+
+@special(divmod)
+def _divmod(world: Natives, a: Any, b: Any) -> Any:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return world.binary(operator.floordiv, a, b), world.binary(operator.mod, a, b)
+    return MISSING
+
+
+@special(id)
+def _id(world: Natives, value: Any) -> int:
+    if world.source(value) is None or isinstance(value, torch.Tensor):
+        raise break_here("identity", "id() of an object made in the compiled function is not captured", "compare objects with `is`")
+    return id(value)
+
+
+@special(operator.getitem)
+def _getitem(world: Natives, value: Any, key: Any) -> Any:
+    return world.getitem(value, key)
+
+
+@special(operator.setitem)
+def _setitem(world: Natives, value: Any, key: Any, new: Any) -> None:
+    world.setitem(value, key, new)
+
+
+@special(operator.contains)
+def _contains(world: Natives, value: Any, key: Any) -> bool:
+    return world.contains(value, key)
+
+
+@special(operator.truth)
+def _truth(world: Natives, value: Any) -> bool:
+    return world.truth(value)
+
+
+@special(operator.not_)
+def _not(world: Natives, value: Any) -> bool:
+    return not world.truth(value)
+
+
+@special(any)
+def _any_of(world: Natives, items: Any) -> bool:
+    return builtins.any(world.truth(item) for item in world.iterate(items))
+
+
+@special(all)
+def _all_of(world: Natives, items: Any) -> bool:
+    return builtins.all(world.truth(item) for item in world.iterate(items))
+
+
+def _register_operators() -> None:
+    for op in _BINARY:
+        _SPECIAL[op] = lambda world, a, b, op=op: world.binary(op, a, b)
+    for op in _COMPARE:
+        _SPECIAL[op] = lambda world, a, b, op=op: world.compare(op, a, b)
+    for op in _UNARY:
+        _SPECIAL[op] = lambda world, a, op=op: world.unary(op, a)
+    for op in _INPLACE:
+        _SPECIAL[op] = lambda world, a, b, op=op: world.inplace(op, a, b)
+
+
+_register_operators()

@@ -1,0 +1,201 @@
+"""How the values that survive a region are made again at run time: a source, an output of the graph, or a new object."""
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import functools
+import types
+from typing import Any
+
+import torch
+
+from fuseline.capture.containers import ItemIterator, ProgramIterator
+from fuseline.capture.errors import break_here
+from fuseline.capture.native import Callback, Natives
+from fuseline.capture.provenance import CONSTANTS
+from fuseline.ir.region import Attr, Cell, CellObject, Const, FromGraph, FromSource, Item, New, Pinned, Recipe
+
+_COPIED_ITERATORS = frozenset({"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "dict_valueiterator",
+                               "dict_itemiterator", "list_reverseiterator", "str_ascii_iterator", "str_iterator", "set_iterator",
+                               "dict_reversekeyiterator", "bytes_iterator", "_deque_iterator", "longrange_iterator", "reversed"})
+_VIEWS = frozenset({"dict_keys", "dict_values", "dict_items", "odict_keys", "odict_values", "odict_items"})
+
+
+class Recipes(Natives):
+    """`recipes`: id of a value -> (value, recipe). `outputs`: the FX nodes that the graph returns."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._recipes: dict[int, tuple[Any, Recipe]] = {}
+        self.outputs: list[Any] = []
+        self._output_at: dict[Any, int] = {}
+
+    def recipe(self, value: Any) -> Recipe:
+        """The recipe of a value; the same for the same object. Raises Break for what cannot be rebuilt."""
+        if type(value) in CONSTANTS and self.source(value) is None:
+            return Const(value)
+        found = self._recipes.get(id(value))
+        if found is not None:
+            return found[1]
+        made = self._make(value)
+        self._recipes[id(value)] = (value, made)
+        return made
+
+    def _begin(self, value: Any, made: New) -> New:
+        """Remember the recipe before its parts are made: a part may be the object itself."""
+        self._recipes[id(value)] = (value, made)
+        return made
+
+    def _output(self, node: Any) -> FromGraph:
+        if node not in self._output_at:
+            self._output_at[node] = len(self.outputs)
+            self.outputs.append(node)
+        return FromGraph(self._output_at[node])
+
+    def _make(self, value: Any) -> Recipe:
+        source = self.source(value)
+        if source is not None:
+            return FromSource(source)
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return self._output(self.operand(value))
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            node = self.number_node(value)
+            if not isinstance(node, torch.fx.Node):
+                return Const(node)
+            where = next((place for symbol, place in self.symbols.items() if symbol == value.node.expr and place[1] is None), None)
+            return FromSource(where[0]) if where is not None else self._output(node)
+        if kind is types.CellType:
+            return self._cell(value)
+        if hasattr(kind, "symbolic_type"):
+            return value.recipe(self)
+        if isinstance(value, (type, types.ModuleType, enum.Enum, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
+                              types.GenericAlias, types.UnionType, property, staticmethod, classmethod)):
+            return Const(value)
+        if kind is Callback:
+            return self.recipe(value.target)
+        if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+            owner = value.__self__
+            if owner is None or isinstance(owner, (types.ModuleType, type)):
+                return Const(value)
+            return New("call", [Const(getattr), self.recipe(owner), Const(value.__name__)])
+        if kind is types.MethodType:
+            return New("method", [self.recipe(value.__func__), self.recipe(value.__self__)])
+        if kind is types.FunctionType:
+            return self._function(value)
+        if kind is functools.partial:
+            return New("partial", [self.recipe(value.func), self.recipe(value.args), self.recipe(value.keywords)])
+        if kind is super:
+            return New("call", [Const(super), self.recipe(value.__thisclass__), self.recipe(value.__self__)])
+        if kind in (list, set, collections.deque):
+            made = self._begin(value, New(kind.__name__, extra=value.maxlen if kind is collections.deque else None))
+            made.items += [self.recipe(v) for v in list(value)]
+            return made
+        if kind in (tuple, frozenset):
+            return New(kind.__name__, [self.recipe(v) for v in value])
+        if isinstance(value, tuple):
+            if not hasattr(value, "__dict__"):
+                return New("call", [Const(tuple.__new__), Const(kind), New("tuple", [self.recipe(v) for v in value])])
+            raise self._refuse(value)
+        if kind in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
+            return self._dict(value)
+        if kind is slice:
+            return New("slice", [self.recipe(value.start), self.recipe(value.stop), self.recipe(value.step)])
+        found = self._iterator(value)
+        if found is not None:
+            return found
+        return self._instance(value)
+
+    def _refuse(self, value: Any) -> Exception:
+        return break_here("cannot-rebuild", f"a {type(value).__name__} that is in use where the region ends cannot be made again",
+                          "make it outside the compiled function")
+
+    def _cell(self, cell: types.CellType) -> Recipe:
+        source = self.cell_source(cell)
+        if source is not None:
+            return FromSource(CellObject(source.name) if isinstance(source, Cell) else Item(Attr(source.function, "__closure__"), source.index))
+        made = self._begin(cell, New("cell"))
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            return made
+        made.items.append(self.recipe(contents))
+        return made
+
+    def _function(self, function: types.FunctionType) -> Recipe:
+        if function.__code__.co_filename.startswith("<fuseline") or function.__module__ == "fuseline.capture.interpret":
+            raise self._refuse(function)
+        made = self._begin(function, New("function", [], {}, (
+            function.__code__, function.__globals__, function.__name__, function.__qualname__)))
+        made.items += [self.recipe(cell) for cell in function.__closure__ or ()]
+        if function.__defaults__:
+            made.fields["defaults"] = self.recipe(function.__defaults__)
+        if function.__kwdefaults__:
+            made.fields["kwdefaults"] = self.recipe(function.__kwdefaults__)
+        if function.__annotations__:
+            made.fields["annotations"] = self.recipe(function.__annotations__)
+        if function.__dict__:
+            made.fields["dict"] = self.recipe(dict(function.__dict__))
+        made.fields["module"] = Const(function.__module__)
+        made.fields["doc"] = Const(function.__doc__)
+        return made
+
+    def _dict(self, value: dict) -> New:
+        made = self._begin(value, New("dict", extra=type(value)))
+        if isinstance(value, collections.defaultdict):
+            made.items.append(self.recipe(value.default_factory))
+        for key, item in value.items():
+            made.items += [self.recipe(key), self.recipe(item)]
+        return made
+
+    def _iterator(self, value: Any) -> New | None:
+        kind = type(value)
+        if kind is ItemIterator:
+            return New("iterator", [New("list", [self.recipe(v) for v in value.rest()])])
+        if kind is ProgramIterator:
+            return self.recipe(value.target)
+        name = kind.__name__
+        if name in _COPIED_ITERATORS:
+            return New("iterator", [New("list", [self.recipe(v) for v in copy.copy(value)])])
+        if name in _VIEWS and hasattr(value, "mapping"):
+            made = self._dict(dict(value.mapping))
+            return New("call", [New("call", [Const(getattr), made, Const(name.partition("_")[2])])])
+        if kind in (zip, map, filter, enumerate) or kind.__module__ == "itertools":
+            made_by, parts, *state = value.__reduce__()
+            if state and state[0] is not None:
+                raise self._refuse(value)
+            return New("call", [Const(made_by), *map(self.recipe, parts)])
+        return None
+
+    def _instance(self, value: Any) -> New:
+        cls = type(value)
+        if isinstance(value, BaseException):
+            if cls.__init__ in (BaseException.__init__, Exception.__init__) or cls.__module__ == "builtins":
+                made = self._begin(value, New("call", [self.recipe(cls), *map(self.recipe, value.args)]))
+                return made
+        elif not cls.__flags__ & (1 << 9):                 # a class in C: only Python's own containers are known
+            raise self._refuse(value)
+        made = self._begin(value, New("instance", [self.recipe(cls)]))
+        if isinstance(value, dict):
+            made.extra = self._dict(dict(dict.items(value)))
+        elif isinstance(value, (list, set, collections.deque)):
+            made.extra = New("list", [self.recipe(v) for v in list(value)])
+        elif isinstance(value, (int, float, str, bytes, tuple, BaseException, types.ModuleType)):
+            raise self._refuse(value)
+        for name, item in getattr(value, "__dict__", {}).items():
+            made.fields[name] = self.recipe(item)
+        for base in cls.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                name = f"_{base.__name__.lstrip('_')}{slot}" if slot.startswith("__") and not slot.endswith("__") else slot
+                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                    made.fields[name] = self.recipe(getattr(value, name))
+        return made
+
+
+def pinned(value: Any) -> FromSource:
+    """The recipe of a given object that the entry holds."""
+    return FromSource(Pinned(value))
+
+

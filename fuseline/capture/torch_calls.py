@@ -1,0 +1,184 @@
+"""Calls of torch become nodes of the graph: executed on fake tensors, recorded with what they gave and the line that made them."""
+from __future__ import annotations
+
+import enum
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fuseline import torch_internals
+from fuseline.capture.containers import PASS_THROUGH
+from fuseline.capture.errors import break_here
+from fuseline.capture.operators import Operators
+from fuseline.capture.provenance import CONSTANTS, lookup
+
+# Modules of torch whose Python functions are leaves of the graph; all other Python code of torch is interpreted.
+_LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch", "torch._C._nn", "torch._VF",
+                           "torch.special", "torch.linalg", "torch.fft", "torch._lowrank", "torch.overrides", "torch.signal.windows.windows"})
+_INLINED_OF_TORCH = frozenset({"is_storage"})
+# Methods and functions that give Python the values of tensors, or touch what no graph can hold.
+_READS_VALUES = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
+                           "is_nonzero", "equal", "allclose", "__contains__", "__format__", "__repr__", "__str__"})
+_UNSUPPORTED = frozenset({"backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "set_",
+                          "resize_", "resize_as_", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_",
+                          "storage_offset", "record_stream", "__deepcopy__", "__reduce_ex__", "__reduce__", "__setstate__", "detach_",
+                          "apply_", "map_", "as_subclass", "_make_subclass", "from_numpy", "frombuffer", "manual_seed", "seed",
+                          "compile", "set_default_device", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms",
+                          "save", "load", "set_rng_state", "get_rng_state", "grad", "vmap", "from_dlpack", "set_flush_denormal",
+                          "set_printoptions", "set_default_tensor_type", "set_float32_matmul_precision", "cond"})
+# C functions that change the state of the process: recorded, and done, so that later operators see it.
+_SETTERS = frozenset({"_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
+                      "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache"})
+_ASKS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "_log_api_usage", "finfo", "iinfo", "can_cast", "promote_types", "result_type",
+         "broadcast_shapes", "numel", "_disabled_torch", "_jit_internal", "typename", "sym_", "_nn_module", "_len_torch", "_functorch")
+
+
+class TorchCalls(Operators):
+    def is_leaf(self, function: types.FunctionType) -> bool:
+        """Whether a Python function is torch's API: recorded as one node instead of being interpreted."""
+        known = _leaves.get(function)
+        if known is None:
+            known = _leaves[function] = function.__module__ in _LEAF_MODULES and function.__name__ not in _INLINED_OF_TORCH \
+                and not function.__qualname__.startswith("Module.") and function.__globals__.get("__name__", "").startswith("torch")
+        return known
+
+    def torch_method(self, name: str, args: tuple, kwargs: dict) -> Any:
+        """A method of a tensor; args[0] is the tensor."""
+        self._check(name)
+        if name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "is_contiguous", "is_floating_point", "is_complex",
+                    "element_size", "get_device", "type", "is_signed", "__len__", "__hash__") and not (name == "type" and len(args) > 1):
+            return self.native(getattr(args[0], name), *args[1:], **kwargs)
+        if name in _OPERATOR_METHODS and len(args) == 2 and not kwargs:
+            return self.record("call_function", _OPERATOR_METHODS[name], args, kwargs)
+        return self.record("call_method", name, args, kwargs)
+
+    def torch_function(self, function: Callable, args: tuple, kwargs: dict) -> Any:
+        """A function of torch, in C or Python."""
+        name = getattr(function, "__name__", "")
+        if isinstance(function, types.FunctionType) and args and isinstance(args[0], torch.Tensor) \
+                and lookup(torch.Tensor, name)[1] is function:
+            return self.torch_method(name, args, kwargs)
+        self._check(name)
+        if name in _SETTERS:
+            self.native(function, *args, **kwargs)
+            self._node("call_function", function, args, kwargs, None)
+            return None
+        return self.record("call_function", function, args, kwargs)
+
+    def _check(self, name: str) -> None:
+        if name in _READS_VALUES:
+            raise break_here("item", f"{name}() gives Python the values of a tensor",
+                             "keep the value in a tensor, or read it outside the compiled function")
+        if name in _UNSUPPORTED:
+            raise break_here("unsupported-torch", f"{name}() is not captured", "call it outside the compiled function")
+
+    # -- recording -----------------------------------------------------------------------------------------------
+    def record(self, kind: str, target: Any, args: tuple, kwargs: dict) -> Any:
+        """Execute an operator on fakes and add its node. The result is a value of the program.
+
+        Raises Break where the result depends on data, and where the operator raises: Python then raises the real exception.
+        """
+        args = tuple(self._plain(a) for a in args)
+        kwargs = {k: self._plain(v) for k, v in kwargs.items()}
+        function = target if kind == "call_function" else getattr(torch.Tensor, target)
+        try:
+            with self.fake_mode:
+                result = function(*args, **kwargs)
+        except PASS_THROUGH:
+            raise
+        except torch_internals.unsupported_in_trace() as error:
+            raise break_here("data-dependent", f"{_name(target)} gives a result whose form depends on the values of a tensor",
+                             "use an operator whose result has a fixed shape, such as torch.where") from error
+        except Exception as error:
+            raise break_here("operator-error", f"{_name(target)} raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                             "none needed if eager raises too") from error
+        if not _holds_tensor(result) and function is not operator.setitem:
+            if result is None and kind == "call_function" and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
+                raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
+            if result is not None or not _any_tensor(args, kwargs):
+                return result
+        node = self._node(kind, target, args, kwargs, result)
+        self._bind(result, node)
+        return result
+
+    def _node(self, kind: str, target: Any, args: tuple, kwargs: dict, result: Any) -> Any:
+        node = self.graph.create_node(kind, target, self.operand(args), self.operand(kwargs))
+        node.meta["example_value"], node.meta["origin"] = result, self.where()
+        self.calls += 1
+        return node
+
+    def _bind(self, result: Any, node: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            if id(result) not in self.nodes:
+                self.nodes[id(result)] = (result, node)
+        elif isinstance(result, (tuple, list)):
+            for i, item in enumerate(result):
+                if isinstance(item, (torch.Tensor, tuple, list)):
+                    part = self.graph.call_function(operator.getitem, (node, i))
+                    part.meta["example_value"], part.meta["origin"] = item, self.where()
+                    self._bind(item, part)
+
+    def _plain(self, value: Any) -> Any:
+        """An argument as torch may see it: containers from outside as wrapped copies, at every depth."""
+        if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+            inside = self.contents(value)
+            if isinstance(inside, dict):
+                return {k: self._plain(v) for k, v in inside.items()}
+            items = [self._plain(v) for v in inside]
+            if isinstance(inside, list):
+                return items
+            return inside if all(a is b for a, b in zip(items, inside)) else tuple(items) if type(inside) is tuple else type(inside)(*items)
+        return value
+
+    def operand(self, value: Any) -> Any:
+        """An argument as FX has it. Raises Break for what cannot stand in a graph."""
+        if isinstance(value, torch.Tensor):
+            found = self.nodes.get(id(value))
+            if found is None:
+                raise break_here("unknown-tensor", "a tensor that native code made cannot be an argument", "make it with torch operations")
+            return found[1]
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.number_node(value)
+        if isinstance(value, enum.IntEnum):
+            return int(value)
+        if type(value) in CONSTANTS:
+            return tuple(self.operand(v) for v in value) if type(value) is torch.Size else value
+        if isinstance(value, tuple):
+            return tuple(self.operand(v) for v in value)
+        if isinstance(value, list):
+            return [self.operand(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self.operand(v) for k, v in value.items()}
+        if isinstance(value, slice):
+            return slice(self.operand(value.start), self.operand(value.stop), self.operand(value.step))
+        if isinstance(value, (int, float, str)) and self.source(value) is None:
+            return value
+        if isinstance(value, type) or (callable(value) and getattr(value, "__module__", "").startswith("torch")):
+            return value
+        raise break_here("unknown-argument", f"a {type(value).__name__} as the argument of a torch function is not captured",
+                         "pass tensors, numbers and plain containers")
+
+
+_leaves: dict[types.FunctionType, bool] = {}
+_OPERATOR_METHODS = {f"__{n}__": getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_",
+                                                               "or_", "xor", "lt", "le", "eq", "ne", "gt", "ge") if not n.endswith("_")}
+_OPERATOR_METHODS["__getitem__"] = operator.getitem
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    return isinstance(value, (tuple, list)) and any(map(_holds_tensor, value))
+
+
+def _any_tensor(args: tuple, kwargs: dict) -> bool:
+    return _holds_tensor(args) or any(map(_holds_tensor, kwargs.values()))
+
+
