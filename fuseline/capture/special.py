@@ -93,3 +93,9 @@ def globals_(interpreter: Interpreter, args: tuple, kwargs: dict) -> dict:
 @special(torch.compiler.is_compiling)
 def is_compiling(interpreter: Interpreter, args: tuple, kwargs: dict) -> bool:
     return True
+
+
+@special(torch.backends.mha.get_fastpath_enabled)
+def attention_fast_path(interpreter: Interpreter, args: tuple, kwargs: dict) -> bool:
+    """False: the fused eager operator of encoder layers would hide from us what we fuse better, and it returns None as a tensor."""
+    return False

@@ -454,7 +454,8 @@ class _Builder:
             self.in_arena.pop(out, None)
             if not buffer.opaque:
                 shape, stride = self.numbers(buffer.shape), self.numbers(buffer.stride)
-                self.lines.append(f"if {variable}.stride() != {stride} or {variable}.data_ptr() & {ALIGNMENT - 1}:")
+                self.lines.append(f"if {variable} is not None and ({variable}.stride() != {stride} "
+                                  f"or {variable}.data_ptr() & {ALIGNMENT - 1}):")
                 self.lines.append(f"    {variable} = relayout({variable}, {shape}, {stride})")
 
     # -- what externs.Scope asks --------------------------------------------------------------------------------

@@ -429,8 +429,9 @@ class _Writer:
             self.tensors[name] = variable
             buffer = self.program.buffers[name]
             if not buffer.opaque:
-                # The operator chose the strides; kernels and the caller rely on the buffer's.
-                self.lines += [f"if {variable}.stride() != {self.sizes(buffer.stride)} or {variable}.shape != {self.sizes(buffer.shape)}:",
+                # The operator chose the strides; kernels and the caller rely on the buffer's. (None: a result left undefined.)
+                self.lines += [f"if {variable} is not None and ({variable}.stride() != {self.sizes(buffer.stride)} "
+                               f"or {variable}.shape != {self.sizes(buffer.shape)}):",
                                f"    {variable} = relayout({variable}, {self.sizes(buffer.shape)}, {self.sizes(buffer.stride)})"]
 
     def timed(self, statement: str, name: str, kind: str, ops: tuple[str, ...]) -> None:
