@@ -31,6 +31,33 @@ NOT_INLINED = {
     "tqdm": ("print", "show progress outside the compiled function"),
 }
 
+# The same for modules of torch, by prefix.
+TORCH_NOT_INLINED = {
+    "torch._functorch": ("torch-func", "apply torch.func transforms outside the compiled function"),
+    "torch.func": ("torch-func", "apply torch.func transforms outside the compiled function"),
+    "torch.autograd.forward_ad": ("forward-mode", "use forward-mode differentiation outside the compiled function"),
+    "torch.autograd.function": ("autograd-function", "none: it runs in PyTorch"),
+    "torch.autograd.functional": ("autograd", "differentiate outside the compiled function"),
+    "torch.autograd.graph": ("autograd", "use hooks on saved tensors outside the compiled function"),
+    "torch.autograd.profiler": ("profiler", "profile outside the compiled function"),
+    "torch.profiler": ("profiler", "profile outside the compiled function"),
+    "torch.random": ("generator-state", "seed outside the compiled function"),
+    "torch.cuda": ("device-state", "synchronise and query devices outside the compiled function"),
+    "torch.utils.checkpoint": ("checkpoint", "none: it runs in PyTorch"),
+    "torch.utils.data": ("data-loading", "load data outside the compiled function"),
+    "torch.optim": ("optimizer", "step the optimizer outside the compiled function"),
+    "torch.distributed": ("distributed", "communicate outside the compiled function"),
+    "torch.compiler": ("torch-compile", "do not nest torch.compile in it"),
+    "torch._dynamo": ("torch-compile", "do not nest torch.compile in it"),
+    "torch._inductor": ("torch-compile", "do not nest torch.compile in it"),
+    "torch.jit": ("torchscript", "compile the Python original"),
+    "torch.serialization": ("input-output", "load and save outside the compiled function"),
+    "torch.multiprocessing": ("processes", "start processes outside the compiled function"),
+    "torch.fx": ("symbolic-tracing", "trace outside the compiled function"),
+    "torch._subclasses": ("symbolic-tracing", "trace outside the compiled function"),
+}
+_TORCH_INLINED = frozenset({"is_scripting", "is_tracing", "is_initialized", "is_available", "_is_tracing", "unused", "ignore"})
+
 
 def check_inlined(function: FunctionType) -> None:
     """Raise Break if a call of the Python function must be left to Python."""
@@ -38,6 +65,12 @@ def check_inlined(function: FunctionType) -> None:
         raise break_here("disabled", f"{function.__qualname__} is marked as not to be compiled", "remove the mark to compile it")
     module = function.__globals__.get("__name__") or ""
     known = NOT_INLINED.get(module.partition(".")[0])
+    if known is None and module.startswith("torch."):
+        if module.startswith("torch.autograd") and function.__name__ in ("grad", "backward"):
+            known = ("autograd", "differentiate outside the compiled function")
+        elif function.__name__ not in _TORCH_INLINED:
+            parts = module.split(".")
+            known = next((TORCH_NOT_INLINED[p] for p in (".".join(parts[:n]) for n in (2, 3)) if p in TORCH_NOT_INLINED), None)
     if known is not None:
         raise break_here(known[0], f"{module}.{function.__qualname__} is not captured", known[1])
 
