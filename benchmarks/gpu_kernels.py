@@ -144,7 +144,6 @@ def time_launch() -> None:
 
 def time_models() -> None:
     import torchvision
-    torch.backends.cudnn.benchmark = True
     for name, batch in (("resnet50", 32),):
         model = getattr(torchvision.models, name)().cuda()
         fn, held = of_module(model, F.cross_entropy)

@@ -96,10 +96,11 @@ def test_hoisted_steps_run_again_when_what_they_read_changes() -> None:
     def buffer(name: str, kind: str = "temp", static: bool = False) -> Buffer:
         return Buffer(name, F32, (40,), (1,), "cuda:0", kind, static)
     buffers = {b.name: b for b in (buffer("x", "input"), buffer("w", "input", True), buffer("h"), buffer("t"), buffer("u"), buffer("o", "output"))}
+    buffers["g"] = buffer("g")                               # needed by hoisted steps only
     program = LoopProgram(("x", "w"), buffers, (
         Launch(scale(40, 2.0), ("x", "t")), Extern("aten.add.Tensor", (Ref("t"), Ref("h")), (), ("u",), "aten.add.out"),
         Launch(scale(40, 3.0), ("u", "o"))), (Output("o"), Output("o", (20,), (2,), 1), Output(7), Output("x")), "cuda:0",
-        hoisted=(Launch(scale(40, 10.0), ("w", "h")),), arena_bytes=384, plan={"t": 0, "u": 192})
+        hoisted=(Launch(scale(40, 2.0), ("w", "g")), Launch(scale(40, 5.0), ("g", "h"))), arena_bytes=384, plan={"t": 0, "u": 192})
     run = load(program, Options(), platform=InterpreterPlatform())
     x, w = torch.randn(40), torch.randn(40)
 

@@ -22,6 +22,7 @@ from fuseline.ir.region import (
     TensorFacts,
     TypeOf,
 )
+from fuseline.runtime import modes
 from fuseline.runtime.fast_check import FastCheck
 from fuseline.runtime.guards import FullCheck, compile_check, exactly_equal, explain_failure, failures
 from fuseline.runtime.words import WordTable, layout, native_differs
@@ -116,6 +117,20 @@ def test_modes_are_checked_first():
     with torch.no_grad():
         assert check(3, ()) is None
         assert explain_failure(guards, {"v": 3}, {}) == "grad mode was True, now False"
+
+
+@pytest.mark.parametrize("name, context", [
+    ("grad", torch.no_grad), ("inference", torch.inference_mode), ("autocast", lambda: torch.autocast("cpu", torch.bfloat16)),
+    ("default_device", lambda: torch.device("meta")), ("torch_function", lambda: torch.overrides.BaseTorchFunctionMode())])
+def test_each_mode_is_noticed_both_ways(name, context):
+    outside = compile_check([Guard(None, "mode", (name, modes.read(name)))], [])
+    with context():
+        inside = compile_check([Guard(None, "mode", (name, modes.read(name)))], [])
+        assert outside(()) is None and inside(()) == ()
+    assert outside(()) == () and inside(()) is None
+    device_only = compile_check([Guard(None, "mode", ("torch_function", False))], [])
+    with torch.device("meta"):
+        assert device_only(()) == ()
 
 
 def test_reading_a_defaultdict_does_not_grow_it():
