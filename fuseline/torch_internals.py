@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.utils._device
 from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as _FakeTensorMode
 
@@ -42,15 +43,20 @@ def autocast_state() -> tuple:
             torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled())
 
 
+def _function_modes() -> list:
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
 def user_modes_active() -> bool:
-    """Whether torch-function or torch-dispatch modes are on the stack, which see every operator that runs."""
-    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+    """Whether torch-function or torch-dispatch modes are on the stack, which see every operator that runs. A default device does
+    not count, though it is such a mode."""
+    return bool(torch._C._len_torch_dispatch_stack()
+                or any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in _function_modes()))
 
 
 def default_device() -> torch.device | None:
-    """The device that `torch.set_default_device` or `with torch.device(...)` chose; None for the CPU of old."""
-    device = torch.get_default_device()
-    return None if device.type == "cpu" else device
+    """The device that `torch.set_default_device` or `with torch.device(...)` chose; None if none did."""
+    return next((m.device for m in reversed(_function_modes()) if isinstance(m, torch.utils._device.DeviceContext)), None)
 
 
 def functorch_depth() -> int:

@@ -91,7 +91,7 @@ class GuardWriter:
     def guard(self, guard: Guard) -> None:
         constants, kind, value = self.constants, guard.kind, guard.value
         if kind == "mode":
-            self.fail_if(modes.differs(value[0], constants.literal(value[1])))
+            self.fail_if(modes.differs(value[0], value[1], constants.literal(value[1])))
             return
         if kind == "sizes":
             self._sizes(guard)

@@ -24,7 +24,17 @@ _MODES = {
     "functorch": (torch_internals.functorch_depth, "depth of torch.func transforms"),
     "num_threads": (torch.get_num_threads, "number of threads"),
 }
-NAMESPACE: dict[str, Any] = {f"_mode_{name}": reader for name, (reader, _) in _MODES.items()} | {"_dispatch_keys": dispatch_keys}
+# Conditions for the state that nearly every call has, where they are cheaper than reading the state: (name, state) -> text
+_USUAL = {
+    ("autocast", ()): "_any_autocast()",
+    ("torch_function", False): "_function_modes() and _mode_torch_function() or _dispatch_modes()",
+    ("functorch", 0): "_functorch() is not None",
+    ("default_device", None): "_function_modes() and _mode_default_device() is not None",
+}
+NAMESPACE: dict[str, Any] = {f"_mode_{name}": reader for name, (reader, _) in _MODES.items()} | {
+    "_dispatch_keys": dispatch_keys, "_any_autocast": torch._C._is_any_autocast_enabled,
+    "_function_modes": torch._C._len_torch_function_stack, "_dispatch_modes": torch._C._len_torch_dispatch_stack,
+    "_functorch": torch._C._functorch.peek_interpreter_stack}
 
 
 def _known(name: str) -> None:
@@ -42,9 +52,12 @@ def describe(name: str) -> str:
     return _MODES[name][1]
 
 
-def differs(name: str, expected: str) -> str:
-    """The condition, in generated code, under which the mode is not `expected` (an expression)."""
+def differs(name: str, state: Any, expected: str) -> str:
+    """The condition, in generated code, under which the mode is not in this state; `expected` is an expression for the state."""
     _known(name)
+    usual = _USUAL.get((name, state)) if isinstance(state, (bool, int, tuple, type(None))) else None
+    if usual is not None:
+        return usual
     if expected in ("True", "False"):
         return f"{'not ' if expected == 'True' else ''}_mode_{name}()"
     return f"_mode_{name}() != {expected}"
