@@ -95,10 +95,9 @@ def _lower_node(context: Context, node: Node, values: dict[Node, object], used: 
 
 def _argument(arg: object, values: dict[Node, object]) -> object:
     if isinstance(arg, Node):
-        value = values[arg]
-        if isinstance(value, Ref):
+        if isinstance(arg.type, ScalarType) and arg.type.expr is None:      # kernels compute with sizes, not with such numbers
             raise LoweringError("a number that is known at run time only")
-        return value
+        return values[arg]
     if isinstance(arg, (tuple, list)):
         return tuple(_argument(a, values) for a in arg)
     return arg

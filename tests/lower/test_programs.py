@@ -6,7 +6,7 @@ from cases import assert_same
 
 from fuseline.ir import dtypes
 from fuseline.ir.expr import Sym
-from fuseline.ir.graph import Graph, Node, TensorType, contiguous
+from fuseline.ir.graph import Graph, Node, ScalarType, TensorType, contiguous
 from fuseline.ir.interp import run_program
 from fuseline.ir.kernels import Extern, Launch
 from fuseline.ir.verify import verify_program
@@ -124,3 +124,10 @@ def test_tables_of_operators_are_consistent() -> None:
     assert pointwise_operators() <= supported()
     assert {"aten.add.Tensor", "aten._softmax.default", "aten.cat.default"} <= supported()
     assert "aten.mm.default" not in supported()
+
+
+def test_a_number_known_at_run_time_only_goes_to_pytorch() -> None:
+    x, factor = Node("x", "input", type=tensor(3)), Node("f", "input", type=ScalarType("float"))
+    scaled = Node("m", "aten.mul.Tensor", (x, factor), (), tensor(3))
+    program = lower(Graph((x, factor), (scaled,), (scaled,)))
+    assert [s.op for s in program.steps] == ["aten.mul.Tensor"] and program.verdicts
