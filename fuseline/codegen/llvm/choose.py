@@ -16,6 +16,7 @@ from fuseline.ir.kernels import Axis, Index, Kernel, Load, Op, Phase, Reduce, St
 
 # Costs of a vector of lanes, in instructions: a contiguous access, one with a stride, one whose index must be computed by lane.
 CONTIGUOUS, STRIDED, COMPUTED, UNIFORM = 1.0, 14.0, 30.0, 0.2
+SCATTER = 1.6                                                # a store with a stride costs so much more than a load
 ACROSS_LANES = 12.0                                          # the end of a reduction over lanes
 HEAVY = frozenset(mathlib.FUNCTIONS) | {"div", "sqrt", "reciprocal", "rem", "fmod", "floordiv", "truncdiv"}
 # Rows of values kept between phases: beyond this they fall out of the core's second-level cache, and computing again is cheaper.
@@ -28,6 +29,8 @@ class Plan:
 
     lanes   elements of a vector        unroll   vectors computed side by side
     kept    names of values that are stored in a row buffer for later phases
+    sweep   in the "outer" arrangement, an outer axis that each block of lanes runs along before the next block: accesses with a
+            stride along the lanes are contiguous along it, so the cache lines that one step gathers serve the next steps too
     """
 
     outer: Axis | None
@@ -35,6 +38,7 @@ class Plan:
     lanes: int
     unroll: int
     kept: frozenset[str]
+    sweep: Axis | None = None
 
 
 def choose(kernel: Kernel, vector_bytes: int) -> Plan:
@@ -57,7 +61,25 @@ def choose(kernel: Kernel, vector_bytes: int) -> Plan:
     unroll = _unroll(kernel, outer is not None)
     while unroll > 1 and unroll * lanes > longest:
         unroll //= 2
-    return Plan(outer, inner, lanes, unroll, _kept(kernel, outer is not None, lanes * unroll))
+    sweep = _sweep(kernel, outer) if outer is not None else None
+    unroll = 1 if sweep is not None else unroll
+    return Plan(outer, inner, lanes, unroll, _kept(kernel, outer is not None, lanes * unroll), sweep)
+
+
+def _sweep(kernel: Kernel, lanes_axis: Axis) -> Axis | None:
+    if extent_guess(lanes_axis.extent) < 16:
+        return None
+    for axis in kernel.axes:
+        if axis is lanes_axis or extent_guess(axis.extent) < 16:
+            continue
+        for phase in kernel.phases:
+            for stmt in phase.body:
+                if not isinstance(stmt, (Load, Store)):
+                    continue
+                across, along = linear_in(stmt.index, lanes_axis.sym), linear_in(stmt.index, axis.sym)
+                if across is not None and along is not None and along[0] == 1 and isinstance(across[0], int) and abs(across[0]) >= 16:
+                    return axis
+    return None
 
 
 def statements(kernel: Kernel) -> Iterator[Stmt]:
@@ -121,7 +143,8 @@ def _body_cost(phase: Phase, sym: Sym | None, names: frozenset[str], lanes: int)
         if sym is None:
             total += lanes                                       # scalar code
         elif isinstance(stmt, (Load, Store)):
-            total += _access(stmt.index, sym, names)
+            cost = _access(stmt.index, sym, names)
+            total += cost * SCATTER if isinstance(stmt, Store) and cost > CONTIGUOUS else cost
         elif isinstance(stmt, Op) and stmt.name not in names and stmt.op != "where":
             total += UNIFORM
         else:

@@ -114,7 +114,7 @@ class _Generator:
     def units(self) -> Int:
         """See `KernelText`."""
         axes, outer = self.kernel.axes, self.plan.outer
-        others = product(tuple(a.extent for a in axes if a is not outer))
+        others = product(tuple(a.extent for a in axes if a is not outer and a is not self.plan.sweep))
         return others if outer is None else others * blocks(outer.extent, self.plan.lanes * self.plan.unroll)
 
     def _cost(self) -> Int:
@@ -175,8 +175,19 @@ class _Generator:
     def _run_outer(self, begin: Val, end: Val, axis: Axis) -> None:
         b = self.b
         width = self.plan.lanes * self.plan.unroll
-        others = tuple(a for a in self.kernel.axes if a is not axis)
+        sweep = self.plan.sweep
+        others = tuple(a for a in self.kernel.axes if a is not axis and a is not sweep)
         count = blocks(axis.extent, width)
+        if sweep is not None:
+            blocks_in_row = self.uniform(count)
+            with b.loop(begin, end, b.const(1, "i64")) as unit:
+                row = b.binary("udiv", unit.index, blocks_in_row)
+                first = b.binary("sub", unit.index, b.binary("mul", row, blocks_in_row))
+                self._decode(others, row)
+                with b.loop(b.const(0, "i64"), self.uniform(sweep.extent), b.const(1, "i64")) as along:
+                    self.binding[sweep.sym.name] = along.index
+                    self._run_lanes(axis, first, b.binary("add", first, b.const(1, "i64")))
+            return
         if not others:
             self._run_lanes(axis, begin, end)
             return
