@@ -29,8 +29,10 @@ _CHEAP = frozenset(f"aten.{n}" for n in (
 _TRANSCENDENTAL = frozenset(f"aten.{n}" for n in (
     "cos", "elu", "erf", "exp", "expm1", "gelu", "log", "log1p", "log2", "mish", "pow", "sigmoid", "silu", "sin", "softplus", "tanh",
 ))
-_REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var_mean", "var", "prod", "any", "all", "argmax", "argmin", "max", "min",
-                         "native_layer_norm", "_softmax", "_log_softmax", "logsumexp", "cumsum"})
+_REDUCTIONS = frozenset(f"aten.{n}" for n in (
+    "sum", "mean", "amax", "amin", "var_mean", "var", "prod", "any", "all", "argmax", "argmin", "max", "min", "native_layer_norm",
+    "native_group_norm", "_softmax", "_log_softmax", "logsumexp", "cumsum",
+))
 _SYMBOL_HINT = 64            # what an unknown size counts as
 
 
@@ -56,8 +58,9 @@ def partition(traced: Traced, graph: Graph | None = None) -> Partitioned:
     wanted = {o for n in graph.nodes if n in needed and n in backward for o in n.operands if o not in backward}
     wanted.update(n for n in nodes_in(gradients) if n not in backward)
 
+    written = _heavy_operands(graph, forward) | _reduced_and_read(graph, forward)
     in_memory = _heavy_operands(graph, forward) & _heavy_operands(graph, backward & needed)
-    saved = _minimum_cut(graph, inputs, wanted, results, in_memory)
+    saved = _minimum_cut(graph, inputs, wanted, results, written, in_memory)
     backward_nodes = _backward_nodes(graph, backward & needed, gradients, set(saved))
     forward.update(_ancestors(saved))
     order = {n: i for i, n in enumerate((*graph.inputs, *graph.nodes))}
@@ -94,6 +97,10 @@ def _recomputable(node: Node) -> bool:
     return is_view(node) or name in _CHEAP or name in _TRANSCENDENTAL
 
 
+def _reduces(node: Node) -> bool:
+    return node.op.rpartition(".")[0] in _REDUCTIONS
+
+
 def _bytes(node: Node) -> int:
     """Bytes of a tensor, unknown sizes by a hint."""
     elements: Int = product(node.type.shape)
@@ -106,14 +113,29 @@ def _heavy_operands(graph: Graph, nodes: set[Node]) -> set[Node]:
     """What library calls among the nodes (not elementwise, view or reduction) read: it has to be in memory there."""
     found: set[Node] = set()
     for node in graph.nodes:
-        if node in nodes and not _recomputable(node) and node.op != "getitem" and node.op.split(".")[1] not in _REDUCTIONS:
+        if node in nodes and not _recomputable(node) and node.op != "getitem" and not _reduces(node):
             found.update(storage_root(o) for o in node.operands)
     return found
 
 
-def _minimum_cut(graph: Graph, inputs: set[Node], wanted: set[Node], results: tuple, in_memory: set[Node]) -> list[Node]:
+def _reduced_and_read(graph: Graph, nodes: set[Node]) -> set[Node]:
+    """What a reduction among the nodes reads and another of them too: two kernels, so it is in memory."""
+    readers: dict[Node, int] = {}
+    reduced: set[Node] = set()
+    for node in graph.nodes:
+        if node in nodes:
+            for operand in {storage_root(o) for o in node.operands}:
+                readers[operand] = readers.get(operand, 0) + 1
+                if _reduces(node):
+                    reduced.add(operand)
+    return {n for n in reduced if readers[n] > 1}
+
+
+def _minimum_cut(graph: Graph, inputs: set[Node], wanted: set[Node], results: tuple, written: set[Node],
+                 in_memory: set[Node]) -> list[Node]:
     """The nodes to save so that everything wanted can be computed from them without the operators that must not run twice.
 
+    written: nodes that forward has to have in memory, whether saved or not
     in_memory: nodes that both forward and backward have to have in memory; saving these costs nothing but the memory.
     """
     reached = _reach(wanted, in_memory)
@@ -131,10 +153,11 @@ def _minimum_cut(graph: Graph, inputs: set[Node], wanted: set[Node], results: tu
         elif scalar or (is_view(node) and node.op != "input"):
             capacity = INFINITE                                      # a tuple has no memory; of a view, the base is saved
         else:
-            capacity = _bytes(node) * 8
+            # Saving is a read in backward, and a write in forward unless the value is in memory there anyway.
+            capacity = _bytes(node) * 16
             if node in inputs:
-                capacity = 1 if node.static else capacity // 4      # alive in any case, or most likely
-            elif node in alive:
+                capacity = 1 if node.static else capacity * 3 // 8  # alive in any case, or most likely
+            elif node in alive or node in written or not _recomputable(node):
                 capacity //= 2
         depth[node] = 0 if base else 1 + max((depth.get(o, 0) for o in node.operands), default=0)
         if capacity < INFINITE:                                      # of equals, save what needs less recomputing
