@@ -16,8 +16,8 @@ from fuseline.schedule.group import Draft, Group, hint, names_of, operands, poin
 MAX_LABEL = 4            # operators that a label names
 
 
-def to_launch(group: Group, dtypes: Mapping[str, DType], known: dict[tuple, tuple[Kernel, tuple[int, ...]]]) -> Launch:
-    """The launch of a group. `known` remembers the kernels of structures seen before."""
+def to_launch(group: Group, dtypes: Mapping[str, DType]) -> Launch:
+    """The launch of a group, which is changed on the way; `dtypes` has those of all buffers."""
     hoist(group)
     order_axes(group)
     collapse(group)

@@ -7,11 +7,11 @@ from fuseline.ir.expr import Int, Sym
 from fuseline.ir.kernels import Buffer, Extern, Launch, Load, Op, Reduce, Stmt
 from fuseline.ir.target import Target
 from fuseline.ir.verdict import Verdict
-from fuseline.ir.verify import reads, storage_extent, writes
-from fuseline.schedule.align import address, solve
+from fuseline.ir.verify import reads, storage_extent
+from fuseline.schedule.align import Address, address, solve
 from fuseline.schedule.group import Group, Names, from_launch, hint, points
 from fuseline.schedule.merge import MAX_PARAMS, Context, Refused, Writer, cone_of, merge, space
-from fuseline.schedule.order import Order
+from fuseline.schedule.order import Order, changes
 
 COSTS = {"div": 4, "sqrt": 4, "rsqrt": 6, "reciprocal": 4, "rem": 6, "floordiv": 6, "truncdiv": 6, "fmod": 8, "cast": 1}
 TRANSCENDENTAL = frozenset((
@@ -30,9 +30,10 @@ class Fusion:
         self.steps, self.buffers, self.kept, self.target = steps, buffers, kept, target
         written: dict[str, int] = {}
         for step in steps:
-            for name in writes(step):
+            for name in changes(step):
                 written[name] = written.get(name, 0) + 1
-        self.context = Context(target, Names(), {n: b.dtype for n, b in buffers.items()}, written)
+        given = frozenset(n for n, b in buffers.items() if b.kind in ("input", "constant"))
+        self.context = Context(target, Names(), {n: b.dtype for n, b in buffers.items()}, written, given)
         self.order = Order(steps)
         self.groups: dict[int, Group] = {}
         self.extern_reads: set[str] = set()
@@ -187,10 +188,8 @@ class Fusion:
         for stmt in cone:
             if isinstance(stmt, Reduce):
                 return None
-            if isinstance(stmt, Load):
-                stable = self.context.writers.get(stmt.buffer, 0) <= 1 and stmt.buffer not in group.stores
-                if not stable:
-                    return None
+            if isinstance(stmt, Load) and (stmt.buffer in group.stores or not self.context.stable(stmt.buffer)):
+                return None
         return cone
 
     def _worth(self, group: Group, name: str, consumers: list[int]) -> bool:
@@ -242,7 +241,7 @@ class Fusion:
             copy.origins = list(dict.fromkeys(group.origins + copy.origins))
         return True
 
-    def _without_load(self, consumer: Group, group: Group, name: str, at) -> Group | None:
+    def _without_load(self, consumer: Group, group: Group, name: str, at: Address) -> Group | None:
         """A copy of the consumer that computes what it used to load from `name`; None if that needs new divisions."""
         (_, store), = group.stores[name]
         copy = Group(consumer.id, consumer.outer, tuple({s.name: s for s in (*consumer.sizes, *group.sizes)}.values()))

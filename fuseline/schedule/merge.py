@@ -29,12 +29,21 @@ SMALL_WORK = 16384           # elements that are not worth a second worker
 
 @dataclass
 class Context:
-    """What merging needs to know of the program. `writers`: buffer -> number of steps that write it."""
+    """What merging needs to know of the program.
+
+    writers   buffer -> number of steps that change it
+    given     buffers that have a value before the first step: inputs and constants
+    """
     target: Target
     names: Names
     dtypes: dict[str, DType]
     writers: dict[str, int]
+    given: frozenset[str] = frozenset()
     verdicts: list[Verdict] = field(default_factory=list)
+
+    def stable(self, buffer: str) -> bool:
+        """True if the buffer holds the same values whenever it may be read."""
+        return self.writers.get(buffer, 0) <= (0 if buffer in self.given else 1)
 
 
 def merge(first: Group, second: Group, context: Context) -> Group | Verdict:
@@ -415,7 +424,7 @@ class Writer:
             stmt = source.defs[name][1]
             if isinstance(stmt, Reduce):
                 raise Refused(Verdict.no("the consumer needs elements of several rows", load.buffer))
-            if isinstance(stmt, Load) and (stmt.buffer in source.stores or self.context.writers.get(stmt.buffer, 0) > 1):
+            if isinstance(stmt, Load) and (stmt.buffer in source.stores or not self.context.stable(stmt.buffer)):
                 raise Refused(Verdict.no("computing it again would read memory that changes", load.buffer))
             if isinstance(stmt, Index) and any(_has_division(m) for s, m in moved.items() if s in symbols(stmt.expr)):
                 raise Refused(Verdict.no("reading it at another shape needs divisions", load.buffer))

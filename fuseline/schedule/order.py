@@ -30,6 +30,23 @@ def has_effect(op: str) -> bool:
     return overload._schema.is_mutable or torch.Tag.nondeterministic_seeded in overload.tags
 
 
+def changes(step: Launch | Extern) -> tuple[str, ...]:
+    """The buffers whose memory a step changes: those it writes, and all arguments of an operator that changes some of them."""
+    if isinstance(step, Launch) or not _mutates(step.op):
+        return writes(step)
+    return tuple(dict.fromkeys((*writes(step), *reads(step))))
+
+
+@cache
+def _mutates(op: str) -> bool:
+    parts = op.split(".")
+    try:
+        overload = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
+    except (AttributeError, RuntimeError, IndexError):
+        return False
+    return overload._schema.is_mutable
+
+
 class Order:
     """Dependences between steps 0..n-1; merged steps share one entry."""
 
@@ -48,7 +65,7 @@ class Order:
                 if name in writer:
                     mask |= 1 << writer[name]
                 readers[name] = readers.get(name, 0) | 1 << i
-            for name in writes(step):
+            for name in changes(step):
                 mask |= readers.get(name, 0)
                 if name in writer:
                     mask |= 1 << writer[name]

@@ -41,13 +41,12 @@ def _fused(steps: tuple[Step, ...], buffers: dict, kept: set, target: Target) ->
     live = _live(steps, kept)
     fusion = Fusion(live, buffers, kept, target)
     done: list[Step] = []
-    known: dict = {}
     for item in fusion.run():
         if isinstance(item, Extern):
             done.append(item)
             continue
         for part in split_reductions(item, fusion.context, buffers):        # type: ignore[arg-type]
-            done.append(to_launch(part, {n: b.dtype for n, b in buffers.items()}, known))
+            done.append(to_launch(part, fusion.context.dtypes))
     return tuple(done), [*fusion.refusals.values(), *fusion.context.verdicts]
 
 
