@@ -17,7 +17,7 @@ import torch
 from fuseline import log, torch_internals
 from fuseline.codegen.llvm.compile import CompiledKernel, compile_kernels
 from fuseline.errors import InternalError
-from fuseline.ir.expr import Int, Sym, symbols
+from fuseline.ir.expr import Expr, Int, Sym, symbols
 from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Output, Ref, Step, ViewOf
 from fuseline.options import Options
 from fuseline.runtime import externs
@@ -276,14 +276,14 @@ class _Writer:
             for a in _flatten((step.args, tuple(v for _, v in step.kwargs))):
                 if isinstance(a, ViewOf):
                     add(*a.shape, *a.stride, a.offset)
-                elif not isinstance(a, (str, float, bool, type(None))) and hasattr(a, "terms"):
+                elif isinstance(a, Expr):
                     add(a)
         if not self.hoist:
             add(program.arena_bytes, *self.in_arena.values())
             for o in program.outputs:
                 add(*(o.shape or ()), *(o.stride or ()), o.offset)
-                if not isinstance(o.value, (str, float, bool, type(None))) and hasattr(o.value, "terms"):
-                    add(o.value)                              # type: ignore[arg-type]
+                if isinstance(o.value, Expr):
+                    add(o.value)
         return found
 
     def bind_hoisted(self) -> None:
@@ -337,9 +337,11 @@ class _Writer:
     def allocate(self, name: str) -> str:
         buffer = self.program.buffers[name]
         if buffer.kind in ("input", "constant"):
-            raise InternalError(f"{buffer.kind} {name} has no value", hint="pass its tensor in `constants`" if buffer.kind == "constant" else "")
+            hint = "pass its tensor in `constants`" if buffer.kind == "constant" else ""
+            raise InternalError(f"{buffer.kind} {name} has no value", hint=hint)
         variable = self.tensors[name] = self.variable(name)
-        self.lines.append(f"{variable} = empty_strided({self.sizes(buffer.shape)}, {self.sizes(buffer.stride)}, dtype={self.dtype(buffer)})")
+        self.lines.append(f"{variable} = empty_strided({self.sizes(buffer.shape)}, {self.sizes(buffer.stride)}, "
+                          f"dtype={self.dtype(buffer)})")
         return variable
 
     def tensor(self, name: str) -> str:
@@ -443,7 +445,9 @@ class _Writer:
     def output(self, output: Output) -> str:
         value = output.value
         if not isinstance(value, str):
-            return self.size(value) if hasattr(value, "terms") else repr(value) if isinstance(value, (int, bool, type(None))) else self.constant(value)   # type: ignore[arg-type]
+            if isinstance(value, Expr):
+                return self.size(value)
+            return repr(value) if value is None or isinstance(value, (int, bool)) else self.constant(value)
         if output.shape is None or output.stride is None:
             return self.tensor(value)
         return self.strided(self.tensor(value), output.shape, output.stride, output.offset)

@@ -49,8 +49,9 @@ def two_layers(rows: Int, plan: bool = True) -> LoopProgram:
                buffer("t0", "temp", rows, 32), buffer("t1", "temp", rows, 32), buffer("y", "output", rows, 32))
     steps = (Launch(scale(2.0, n, sizes), ("x", "t0")), Extern("aten.mm.default", (Ref("t0"), Ref("w2")), (), ("t1",), "aten.mm.out"),
              Launch(scale(3.0, n, sizes), ("t1", "y")))
-    return LoopProgram(("x", "w"), {b.name: b for b in buffers}, steps, (Output("y"), Output("y", (32, rows), (1, 32), 0), Output(None), Output(rows)),
-                       "cpu", (Launch(square, ("w", "w2")),), rows * 256 if plan else 0, {"t0": 0, "t1": rows * 128} if plan else {})
+    outputs = (Output("y"), Output("y", (32, rows), (1, 32), 0), Output(None), Output(rows))
+    return LoopProgram(("x", "w"), {b.name: b for b in buffers}, steps, outputs, "cpu",
+                       (Launch(square, ("w", "w2")),), rows * 256 if plan else 0, {"t0": 0, "t1": rows * 128} if plan else {})
 
 
 @pytest.mark.parametrize("plan", [True, False])
@@ -118,8 +119,8 @@ def test_threads_that_call_at_once_do_not_share_an_arena() -> None:
 def test_a_result_in_the_arena_is_not_overwritten_by_the_next_call() -> None:
     """A temp that is returned, or seen through an operator's view of it, keeps its memory."""
     buffers = {b.name: b for b in (buffer("x", "input", 64), buffer("t", "temp", 64), buffer("v", "temp", 8, 8))}
-    program = LoopProgram(("x",), buffers, (Launch(scale(2.0, "64"), ("x", "t")), Extern("aten.view.default", (Ref("t"), (8, 8)), (), ("v",))),
-                          (Output("v"),), "cpu", arena_bytes=256, plan={"t": 0})
+    steps = (Launch(scale(2.0, "64"), ("x", "t")), Extern("aten.view.default", (Ref("t"), (8, 8)), (), ("v",)))
+    program = LoopProgram(("x",), buffers, steps, (Output("v"),), "cpu", arena_bytes=256, plan={"t": 0})
     run = load(program, OPTIONS)
     x = torch.randn(64)
     (first,) = run(x)

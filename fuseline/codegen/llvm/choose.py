@@ -115,9 +115,8 @@ def varying(kernel: Kernel, sym: Sym) -> frozenset[str]:
         elif isinstance(stmt, Index):
             if _depends(stmt.expr, sym, found):
                 found.add(stmt.name)
-        elif isinstance(stmt, Op):
-            if any(isinstance(a, str) and a in found for a in stmt.args):
-                found.add(stmt.name)
+        elif isinstance(stmt, Op) and any(isinstance(a, str) and a in found for a in stmt.args):
+            found.add(stmt.name)
     return frozenset(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from fuseline.errors import InternalError
 
@@ -18,7 +18,7 @@ FLOATS = ("float", "double", "half")
 BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "float": 32, "double": 64, "half": 16}
 
 
-@lru_cache(maxsize=None)
+@cache
 def type_text(elem: str, lanes: int) -> str:
     return elem if lanes == 1 else f"<{lanes} x {elem}>"
 

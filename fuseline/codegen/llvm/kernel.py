@@ -347,7 +347,10 @@ class _Generator:
             zero = b.const(0, "i64")
             self.vector, self.lanes = axis.sym, lanes
             fixed = axis.extent if isinstance(axis.extent, int) else None
-            full = b.const(fixed - fixed % width, "i64") if fixed is not None else b.binary("sub", extent, b.binary("urem", extent, b.const(width, "i64")))
+            if fixed is not None:
+                full = b.const(fixed - fixed % width, "i64")
+            else:
+                full = b.binary("sub", extent, b.binary("urem", extent, b.const(width, "i64")))
             if full.const != 0:
                 with b.loop(zero, full, b.const(width, "i64"), values) as block:
                     self.base, self.mask = block.index, None
@@ -589,7 +592,8 @@ class _Generator:
                 steps = b.binary("mul", b.splat(self.uniform(step), self.lanes), b.iota("i64", self.lanes))
                 return b.address(at, steps, elem), False
         index = self.index_value(e, u)
-        return b.address(pointer, index, elem), index.lanes == 1 and self.vector is not None and self.vector in symbols(e) and self.lanes == 1
+        one_lane = index.lanes == 1 and self.lanes == 1 and self.vector is not None and self.vector in symbols(e)
+        return b.address(pointer, index, elem), one_lane
 
     def _lane_mask(self, mask: str | None, u: int) -> Val | None:
         """The statement's mask and the tail's, or None if every lane counts; a scalar if it is one for all lanes."""
@@ -618,7 +622,8 @@ class _Generator:
             if self.lanes == 1:
                 raw = self._load_one(address, elem, mask, pinned)
             elif contiguous:
-                raw = b.load(address, elem, self.lanes, pinned=pinned) if mask is None else b.masked_load(address, mask, nothing, pinned=pinned)
+                raw = b.masked_load(address, mask, nothing, pinned=pinned) if mask is not None else b.load(
+                    address, elem, self.lanes, pinned=pinned)
             else:
                 raw = b.gather(address, b.const(True, "i1", self.lanes) if mask is None else mask, nothing, pinned=pinned)
         value = scalars.cast(b, scalars.from_memory(b, raw, dtype), dtype, stmt.dtype)

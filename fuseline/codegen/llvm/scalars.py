@@ -14,8 +14,8 @@ from fuseline.errors import NotSupported
 from fuseline.ir import dtypes
 from fuseline.ir.dtypes import DType
 
-_VALUE = {"f32": "float", "f64": "double", "f16": "float", "bf16": "float", "b1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64",
-          "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64"}
+_VALUE = {"f32": "float", "f64": "double", "f16": "float", "bf16": "float", "b1": "i1",
+          "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "u8": "i8", "u16": "i16", "u32": "i32", "u64": "i64"}
 _MEMORY = {**_VALUE, "f16": "half", "bf16": "i16", "b1": "i8"}
 
 
@@ -97,8 +97,9 @@ def _float_to_int(b: Builder, v: Val, target: DType) -> Val:
     whole = b.convert("fptosi", safe, wide)
     if target == dtypes.U64:
         # 2**63 .. 2**64 - 1: convert what is left above 2**63, and put the top bit back
-        high = b.binary("and", b.compare("oge", v, b.const(2.0 ** 63, v.elem, v.lanes)), b.compare("olt", v, b.const(2.0 ** 64, v.elem, v.lanes)))
-        less = b.binary("fsub", b.select(high, v, b.const(2.0 ** 63, v.elem, v.lanes)), b.const(2.0 ** 63, v.elem, v.lanes))
+        half = b.const(2.0 ** 63, v.elem, v.lanes)
+        high = b.binary("and", b.compare("oge", v, half), b.compare("olt", v, b.const(2.0 ** 64, v.elem, v.lanes)))
+        less = b.binary("fsub", b.select(high, v, half), half)
         upper = b.binary("xor", b.convert("fptosi", less, "i64"), b.const(-(1 << 63), "i64", v.lanes))
         whole = b.select(high, upper, whole)
     to = value_elem(target)
