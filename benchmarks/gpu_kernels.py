@@ -99,10 +99,10 @@ def time_tiles() -> None:
         elif not any(p.axes for p in kernel.phases):
             variants |= {Tiling(a, x_axes=len(kernel.axes), num_warps=w) for a, w in ((512, 4), (1024, 4), (1024, 8), (2048, 8), (2048, 4), (4096, 8))}
         elif default.persistent:
-            variants |= {Tiling(default.x, x_axes=len(kernel.axes), persistent=True, num_warps=w) for w in (4, 8, 16, 32)}
+            variants |= {Tiling(default.x * m, x_axes=len(kernel.axes), persistent=True, num_warps=w) for m in (1, 2) for w in (4, 8, 16)}
         else:
             variants |= {Tiling(a, r=r, x_axes=len(kernel.axes), num_warps=w) for a in (1, 8, 16, 32, 64) for r in (32, 64, 128, 256, 512, 2048)
-                         for w in (4, 8, 16) if 1024 <= a * r <= 8192 and (default.x > 1) == (a > 1)}
+                         for w in (8, 16) if 1024 <= a * r <= 8192 and (default.x > 1) == (a > 1)}
         tensors = []
         for buffer in (program.buffers[b] for b in step.buffers):
             span = 1 + sum((s - 1) * t for s, t in zip(buffer.shape, buffer.stride))

@@ -42,7 +42,7 @@ class Request:
         """Wait for the machine code; the launch function of the default, or of the fastest candidate."""
         chosen = 0
         if len(self.candidates) > 1:
-            from fuseline.runtime.tune import fastest
+            from fuseline.codegen.triton.tune import fastest
             chosen = fastest(self, futures, platform)
         best = self.candidates[chosen]
         return platform.prepare(best.source, futures[chosen].result(), best.grid, len(self.kernel.params) + len(self.sizes))
