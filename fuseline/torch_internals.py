@@ -7,6 +7,8 @@ tried with (2.11 and 2.14). It may import `torch.fx.experimental`, `torch._subcl
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 import torch.utils._device
@@ -113,12 +115,12 @@ def to_fake(mode: _FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return mode.from_tensor(tensor, static_shapes=True)
 
 
-def no_dispatch() -> object:
+def no_dispatch() -> AbstractContextManager:
     """A context in which operators run on real tensors, whatever dispatch modes are on."""
     return torch._C._DisableTorchDispatch()
 
 
-def disable_autocast() -> object:
+def disable_autocast() -> AbstractContextManager:
     """A context (cheap: a C++ guard) in which no operator is cast by autocast."""
     return torch._C._DisableAutocast()
 
@@ -138,7 +140,7 @@ def current_backward_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-def foreach_loop(func: torch._ops.OpOverload) -> object:
+def foreach_loop(func: torch._ops.OpOverload) -> Callable:
     """A foreach operator as a function that runs one operator a tensor."""
     return lambda *args, **kwargs: func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
@@ -329,3 +331,21 @@ def capture_modes() -> tuple[tuple[str, object], ...]:
     return (("grad", torch.is_grad_enabled()), ("inference", torch.is_inference_mode_enabled()), ("autocast", autocast_state()),
             ("default_dtype", torch.get_default_dtype()), ("default_device", default_device()),
             ("torch_function", user_modes_active()), ("functorch", functorch_depth()))
+
+
+def memory_overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the extents of memory that two strided tensors reach have bytes in common."""
+    if a.numel() == 0 or b.numel() == 0 or storage_key(a) != storage_key(b):
+        return False
+    first, second = _extent(a), _extent(b)
+    return first[0] < second[1] and second[0] < first[1]
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    start = t.storage_offset() * t.element_size()
+    return start, start + t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written in place; 0 for inference tensors, which do not count."""
+    return 0 if tensor.is_inference() else tensor._version

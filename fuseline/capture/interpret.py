@@ -281,6 +281,7 @@ class Interpreter:
     def inline(self, function: types.FunctionType, args: tuple, kwargs: dict, direct: bool = False) -> Any:
         """Interpret a Python function: its result, or a Generator."""
         check_inlined(function)
+        self.world.guard_code(function)
         try:
             code = prepare(function.__code__)
         except CannotCapture as error:
@@ -290,6 +291,9 @@ class Interpreter:
                              "compile the synchronous function that does the tensor work")
         if len(self.frames) >= MAX_DEPTH:
             raise break_here("deep-recursion", f"more than {MAX_DEPTH} calls are nested", "turn the recursion into a loop")
+        source = self.world.source(function)
+        if source is not None and code.user_file:
+            self.world.guard(Attr(source, "__code__"), "is", function.__code__)
         frame = self.new_frame(function, code, bind(self, function, code, args, kwargs))
         if code.is_generator:
             return Generator(self, frame, function, args, kwargs)

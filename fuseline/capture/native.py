@@ -16,6 +16,7 @@ import torch
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
 from fuseline.capture.torch_calls import TorchCalls
+from fuseline.ir.region import Attr
 
 _PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_struct", "_abc", "_typing"})
 _IMPURE_BUILTINS = frozenset({"print", "input", "open", "eval", "exec", "compile", "breakpoint", "__import__"})
@@ -94,6 +95,8 @@ class Natives(TorchCalls):
         if isinstance(function, type):
             return self.construct(function, args, kwargs)
         owner = getattr(function, "__self__", None)
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)) and self.source(function) is not None:
+            owner = self.read(owner, Attr(self.source(function), "__self__"))
         if kind is types.MethodWrapperType:
             return self._slot(owner, function.__name__, args, kwargs, function)
         if isinstance(owner, torch.Tensor):
@@ -140,6 +143,11 @@ class Natives(TorchCalls):
     def _method(self, owner: Any, function: Any, args: tuple, kwargs: dict) -> Any:
         """A C method bound to an object."""
         name = function.__name__
+        if (getattr(function, "__module__", None) or "").startswith("torch"):      # pybind functions are methods of a record
+            return self.torch_function(function, args, kwargs)
+        if self.source(function) is not None and not isinstance(owner, (list, dict, set, str, bytes)):
+            raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} may change what it belongs to",
+                             "call it outside the compiled function")
         if isinstance(owner, (list, dict, set, frozenset, collections.deque, tuple)):
             return self._container_method(owner, name, args, kwargs)
         if isinstance(owner, CONSTANTS) or self.source(owner) is None:

@@ -18,6 +18,7 @@ CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), torch
 IDENTITIES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType,
               types.WrapperDescriptorType, types.ClassMethodDescriptorType, classmethod, staticmethod, property,
               types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType, enum.Enum)
+SYMBOLIC = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 SEQUENCES = (list, tuple, collections.deque)
 
 
@@ -97,8 +98,8 @@ def lookup(cls: type, name: str) -> tuple[type | None, Any]:
 
 
 def is_python(cls: type, name: str) -> bool:
-    """Whether a class defines a special method in Python."""
-    return isinstance(lookup(cls, name)[1], types.FunctionType)
+    """Whether a class defines a special method in Python (symbolic numbers count as the numbers that they stand for)."""
+    return cls not in SYMBOLIC and isinstance(lookup(cls, name)[1], types.FunctionType)
 
 
 class _Missing:

@@ -77,7 +77,7 @@ class Recipes(Natives):
             return self.recipe(value.target)
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             owner = value.__self__
-            if owner is None or isinstance(owner, (types.ModuleType, type)):
+            if owner is None or isinstance(owner, (types.ModuleType, type)) or (value.__module__ or "").startswith("torch"):
                 return Const(value)
             return New("call", [Const(getattr), self.recipe(owner), Const(value.__name__)])
         if kind is types.MethodType:
@@ -95,6 +95,8 @@ class Recipes(Natives):
         if kind in (tuple, frozenset):
             return New(kind.__name__, [self.recipe(v) for v in value])
         if isinstance(value, tuple):
+            if hasattr(kind, "n_sequence_fields"):         # what torch.max and its like return
+                return New("call", [Const(kind), New("tuple", [self.recipe(v) for v in value])])
             if not hasattr(value, "__dict__"):
                 return New("call", [Const(tuple.__new__), Const(kind), New("tuple", [self.recipe(v) for v in value])])
             raise self._refuse(value)

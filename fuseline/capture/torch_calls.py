@@ -17,7 +17,8 @@ from fuseline.capture.provenance import CONSTANTS, lookup
 
 # Modules of torch whose Python functions are leaves of the graph; all other Python code of torch is interpreted.
 _LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch", "torch._C._nn", "torch._VF",
-                           "torch.special", "torch.linalg", "torch.fft", "torch._lowrank", "torch.overrides", "torch.signal.windows.windows"})
+                           "torch.special", "torch.linalg", "torch.fft", "torch._lowrank", "torch.overrides",
+                           "torch.signal.windows.windows", "torch.fx.experimental.sym_node"})
 _INLINED_OF_TORCH = frozenset({"is_storage"})
 # Methods and functions that give Python the values of tensors, or touch what no graph can hold.
 _READS_VALUES = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
@@ -27,7 +28,7 @@ _UNSUPPORTED = frozenset({"backward", "register_hook", "register_post_accumulate
                           "storage_offset", "record_stream", "__deepcopy__", "__reduce_ex__", "__reduce__", "__setstate__", "detach_",
                           "apply_", "map_", "as_subclass", "_make_subclass", "from_numpy", "frombuffer", "manual_seed", "seed",
                           "compile", "set_default_device", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms",
-                          "save", "load", "set_rng_state", "get_rng_state", "grad", "vmap", "from_dlpack", "set_flush_denormal",
+                          "save", "load", "__enter__", "__exit__", "set_rng_state", "get_rng_state", "grad", "vmap", "from_dlpack", "set_flush_denormal",
                           "set_printoptions", "set_default_tensor_type", "set_float32_matmul_precision", "cond"})
 # C functions that change the state of the process: recorded, and done, so that later operators see it.
 _SETTERS = frozenset({"_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
@@ -81,11 +82,15 @@ class TorchCalls(Operators):
 
         Raises Break where the result depends on data, and where the operator raises: Python then raises the real exception.
         """
+        if target is operator.pow and not isinstance(args[0], torch.Tensor):
+            target = torch.pow                             # FX would print -2 ** x, which is -(2 ** x)
         args = tuple(self._plain(a) for a in args)
         kwargs = {k: self._plain(v) for k, v in kwargs.items()}
         function = target if kind == "call_function" else getattr(torch.Tensor, target)
         try:
             with self.fake_mode:
+                if kwargs.get("out") is not None:
+                    self._check_out(function, args, kwargs)
                 result = function(*args, **kwargs)
         except PASS_THROUGH:
             raise
@@ -96,13 +101,20 @@ class TorchCalls(Operators):
             raise break_here("operator-error", f"{_name(target)} raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                              "none needed if eager raises too") from error
         if not _holds_tensor(result) and function is not operator.setitem:
-            if result is None and kind == "call_function" and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
+            if result is None and kind == "call_function" and not isinstance(target, types.FunctionType) and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
                 raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
             if result is not None or not _any_tensor(args, kwargs):
                 return result
         node = self._node(kind, target, args, kwargs, result)
         self._bind(result, node)
         return result
+
+    def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:
+        """Raise Break where an operator would resize the tensors that it writes its results into."""
+        results, targets = function(*args, **{k: v for k, v in kwargs.items() if k != "out"}), kwargs["out"]
+        results, targets = ((x,) if isinstance(x, torch.Tensor) else x for x in (results, targets))
+        if any(r.shape != t.shape for r, t in zip(results, targets)):
+            raise break_here("resized-output", "out= is resized to the shape of the result", "give a tensor of the result's shape")
 
     def _node(self, kind: str, target: Any, args: tuple, kwargs: dict, result: Any) -> Any:
         node = self.graph.create_node(kind, target, self.operand(args), self.operand(kwargs))

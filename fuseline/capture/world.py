@@ -130,12 +130,12 @@ class World(Recipes):
         Raises CannotCapture if they do already.
         """
         fakes = list(self.fakes.values())
-        written = [(real, fake) for real, fake in fakes if fake._version != self._versions.get(id(fake), 0)]
+        written = [(real, fake) for real, fake in fakes if torch_internals.version_of(fake) != self._versions.get(id(fake), 0)]
         for real, fake in written:
             for other, twin in fakes:
                 if other is real:
                     continue
-                if torch_internals.storage_key(other) == torch_internals.storage_key(real):
+                if torch_internals.memory_overlaps(other, real):
                     raise CannotCapture(GraphBreak("aliased-inputs", self.where(), "two inputs share memory and one is written",
                                                    "pass a clone, or write outside the compiled function"))
                 if is_argument(self.source(fake)) or is_argument(self.source(twin)):
@@ -143,7 +143,7 @@ class World(Recipes):
 
     def wrap(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         fake = super().wrap(tensor, source)
-        self._versions.setdefault(id(fake), fake._version)
+        self._versions.setdefault(id(fake), torch_internals.version_of(fake))
         return fake
 
     def _graph_module(self) -> Any:
