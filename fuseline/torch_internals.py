@@ -106,7 +106,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, _FakeTensor)
 
 
-def new_fake_mode(shape_env: object = None) -> _FakeTensorMode:
+def new_fake_mode(shape_env: Any = None) -> _FakeTensorMode:
     return _FakeTensorMode(shape_env=shape_env)
 
 

@@ -103,6 +103,8 @@ def _reduces(node: Node) -> bool:
 
 def _bytes(node: Node) -> int:
     """Bytes of a tensor, unknown sizes by a hint."""
+    if not isinstance(node.type, TensorType):
+        raise InternalError("a node that is no tensor has no bytes", node=node)
     elements: Int = product(node.type.shape)
     if isinstance(elements, Expr):
         elements = evaluate(elements, {s.name: _SYMBOL_HINT for s in symbols(elements)})

@@ -192,7 +192,7 @@ def _training_function(traced: Traced, parts: Partitioned, compile_graph: Compil
     fixed = set(traced.tangents)
     stopped = tuple(i for i, node in enumerate(parts.forward.outputs[:count])
                     if i not in fixed and isinstance(node, Node) and isinstance(node.type, TensorType))
-    tangent_types = tuple(n.type for n in parts.backward.inputs[len(parts.backward.inputs) - len(traced.tangents):])
+    tangent_types: Any = tuple(n.type for n in parts.backward.inputs[len(parts.backward.inputs) - len(traced.tangents):])
     tangents = tuple(zip(traced.tangents, tangent_types, map(_constant_strides, tangent_types)))
     symbols = {name: places[0] for name, places in traced.symbols.items()}
     need_sizes = bool(parts.sizes) or any(strides is None for _, _, strides in tangents)
@@ -250,7 +250,7 @@ def _training_function(traced: Traced, parts: Partitioned, compile_graph: Compil
                 results[i] = g
         return tuple(results)
 
-    function = type("CompiledBackward", (torch.autograd.Function,),
+    function: Any = type("CompiledBackward", (torch.autograd.Function,),
                     {"forward": staticmethod(forward), "backward": staticmethod(gradient)})
     return function.apply
 

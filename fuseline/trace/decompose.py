@@ -22,7 +22,8 @@ WHOLE = (
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
     "addmm", "addmv", "baddbmm", "bmm", "mm", "convolution", "convolution_backward", "t", "empty_like", "_unsafe_view",
-    "detach", "alias", "lift_fresh", "embedding_dense_backward", "select_scatter", "slice_scatter", "diagonal_scatter", "copy", "upsample_bilinear2d",
+    "detach", "alias", "lift_fresh", "embedding_dense_backward", "select_scatter", "slice_scatter", "diagonal_scatter", "copy",
+    "upsample_bilinear2d",
 )
 
 
@@ -115,6 +116,11 @@ def batch_norm_no_stats(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
     return native_batch_norm(x, weight, bias, None, None, training, momentum, eps)
 
 
+def batch_norm_no_training(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
+                           momentum: float, eps: float) -> tuple:
+    return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
+
+
 def cudnn_batch_norm(x: Tensor, weight: Tensor, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
                      training: bool, momentum: float, eps: float) -> tuple:
     y, mean, invstd = native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -144,28 +150,30 @@ def native_batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, r
     rank, dims = x.dim(), [0, *range(2, x.dim())]
     g = _wide(grad)
     if train:
-        mean, invstd = save_mean, save_invstd
+        mean: Any = save_mean
+        invstd: Any = save_invstd
     else:
-        mean, invstd = _wide(running_mean), torch.rsqrt(_wide(running_var) + eps)             # type: ignore[arg-type]
-    u = _wide(x) - _column(mean, rank)                                                        # type: ignore[arg-type]
+        mean = _wide(running_mean)                                                            # type: ignore[arg-type]
+        invstd = torch.rsqrt(_wide(running_var) + eps)                                        # type: ignore[arg-type]
+    u = _wide(x) - _column(mean, rank)
     need_sums = train and mask[0]
-    sum_g = g.sum(dims) if need_sums or mask[2] else None
-    sum_gu = (g * u).sum(dims) if need_sums or mask[1] else None
+    sum_g: Any = g.sum(dims) if need_sums or mask[2] else None
+    sum_gu: Any = (g * u).sum(dims) if need_sums or mask[1] else None
     dx = dw = db = None
     if mask[0]:
-        scale = invstd if weight is None else invstd * weight.to(invstd.dtype)                # type: ignore[union-attr]
+        scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
         if train:
             n = _count(x)
-            shift, slope = sum_g / n, sum_gu / n * (invstd * invstd)                          # type: ignore[operator]
+            shift, slope = sum_g / n, sum_gu / n * (invstd * invstd)
             dx = (g - _column(shift, rank) - u * _column(slope, rank)) * _column(scale, rank)
         else:
-            dx = g * _column(scale, rank)                                                     # type: ignore[arg-type]
+            dx = g * _column(scale, rank)
         dx = dx.to(x.dtype)
     if mask[1]:
-        dw = sum_gu * invstd                                                                  # type: ignore[operator]
+        dw = sum_gu * invstd
         dw = dw.to(weight.dtype) if weight is not None else dw
     if mask[2]:
-        db = sum_g.to(weight.dtype) if weight is not None else sum_g                          # type: ignore[union-attr]
+        db = sum_g.to(weight.dtype) if weight is not None else sum_g
     return dx, dw, db
 
 
@@ -208,7 +216,7 @@ _OURS: dict[str, Callable] = {
     "_native_batch_norm_legit.default": native_batch_norm,
     "_native_batch_norm_legit.no_stats": batch_norm_no_stats,
     "_native_batch_norm_legit_functional.default": batch_norm_functional,
-    "_native_batch_norm_legit_no_training.default": lambda x, w, b, m, v, momentum, eps: native_batch_norm(x, w, b, m, v, False, momentum, eps),
+    "_native_batch_norm_legit_no_training.default": batch_norm_no_training,
     "cudnn_batch_norm.default": cudnn_batch_norm,
     "miopen_batch_norm.default": miopen_batch_norm,
     "_batch_norm_with_update.default": batch_norm_with_update,

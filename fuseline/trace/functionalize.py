@@ -110,7 +110,7 @@ def put_back(emit: Any, alias: Alias, base: Node, value: Node) -> Node:
     """
     aten = torch.ops.aten
     parent, name, args = alias.parent.tensor, alias.func._schema.name, alias.args          # type: ignore[union-attr]
-    bound = _bind(alias.func, args, alias.kwargs)
+    bound = bind(alias.func, args, alias.kwargs)
     if name in IDENTITY:
         return value
     if name == "aten::view" and "dtype" in bound:
@@ -137,8 +137,7 @@ def put_back(emit: Any, alias: Alias, base: Node, value: Node) -> Node:
         return emit(aten.select_scatter.default, base, value, bound["dim"], alias.step.index, like=parent)      # type: ignore[union-attr]
     if name in ("aten::split", "aten::split_with_sizes"):
         dim, index = bound["dim"], alias.step.index                                                      # type: ignore[union-attr]
-        sizes = bound.get("split_sizes", bound.get("split_size"))
-        start = sum(sizes[:index]) if isinstance(sizes, (list, tuple)) else sizes * index
+        start = part_start(bound, index)
         return emit(aten.slice_scatter.default, base, value, dim, start, start + alias.tensor.shape[dim], 1, like=parent)
     if name == "aten::expand" and tuple(alias.tensor.shape) == tuple(parent.shape):
         return value
@@ -149,7 +148,13 @@ def put_back(emit: Any, alias: Alias, base: Node, value: Node) -> Node:
     raise NotSupported(f"a write through {name.replace('::', '.')}", hint="clone the tensor before writing to it")
 
 
-def _bind(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+def part_start(bound: dict[str, Any], index: Any) -> Any:
+    """Where the index-th result of split or split_with_sizes begins."""
+    sizes = bound.get("split_sizes", bound.get("split_size"))
+    return sum(sizes[:index]) if isinstance(sizes, (list, tuple)) else sizes * index
+
+
+def bind(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments after the first by name, defaults filled in."""
     bound = {}
     for position, a in enumerate(func._schema.arguments):

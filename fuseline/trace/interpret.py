@@ -47,7 +47,7 @@ def run_graph(graph: Graph, inputs: Sequence[Any]) -> tuple:
             else:
                 value = _operator(_RELAXED.get(node.op, node.op))(*map(arg, node.args), **{k: arg(v) for k, v in node.kwargs})
             if isinstance(node.type, TensorType):
-                _check(node, value, sizes)
+                _check(node, node.type, value, sizes)
             values[node] = value
         return tuple(arg(o) for o in graph.outputs)
 
@@ -61,9 +61,9 @@ def _bind_sizes(node: Node, value: Any, sizes: dict[str, int]) -> None:
         sizes[node.type.expr.name] = value
 
 
-def _check(node: Node, value: Any, sizes: dict[str, int]) -> None:
-    shape = tuple(evaluate(s, sizes) for s in node.type.shape)
-    if tuple(value.shape) != shape or torch_internals.from_torch_dtype(value.dtype) != node.type.dtype:
+def _check(node: Node, type_: TensorType, value: Any, sizes: dict[str, int]) -> None:
+    shape = tuple(evaluate(s, sizes) for s in type_.shape)
+    if tuple(value.shape) != shape or torch_internals.from_torch_dtype(value.dtype) != type_.dtype:
         raise InternalError(f"result of type {value.dtype}{list(value.shape)}", node=node, at=node.origin)
 
 

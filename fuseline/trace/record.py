@@ -1,8 +1,8 @@
 """Records the ATen operators that run under it as a functional Graph, in one pass.
 
-A `Recorder` is a dispatch mode right above a FakeTensorMode, which computes what the recorder calls: every operator that reaches it (those of the program, and those
-that autograd runs in the backward) is computed on fake tensors for its type and becomes a Node; an operator with a
-decomposition runs as that; a write becomes a new value (`fuseline.trace.functionalize`).
+A `Recorder` is a dispatch mode right above a FakeTensorMode, which computes what the recorder calls: every operator that
+reaches it (those of the program, and those that autograd runs in the backward) is computed on fake tensors for its type and
+becomes a Node; an operator with a decomposition runs as that; a write becomes a new value (`fuseline.trace.functionalize`).
 """
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ class Recorder(TorchDispatchMode):
             value = aten.expand.default(value, list(target.shape))
             node = self._node("aten.expand.default", (node, tuple(map(self.sizes.of, target.shape))), {}, self.type_of(value))
         wanted = self.type_of(target)
-        if node.type.stride != wanted.stride:
+        if node.type != wanted:
             if wanted.stride == contiguous(wanted.shape):
                 node = self._node("aten.clone.default", (node,), {"memory_format": "contiguous_format"}, wanted)
             else:
@@ -373,13 +373,11 @@ class Recorder(TorchDispatchMode):
 
     def _part(self, alias: Alias, operands: tuple, options: dict, index: int) -> Node:
         """One result of split or unbind, regenerated as the view that it is."""
-        bound = functionalize._bind(alias.func, alias.args, alias.kwargs)
+        bound = functionalize.bind(alias.func, alias.args, alias.kwargs)
         type_, dim = self.type_of(alias.tensor), bound["dim"]
         if alias.func._schema.name == "aten::unbind":
             return self._node("aten.select.int", (operands[0], dim, index), {}, type_)
-        sizes = bound.get("split_sizes", bound.get("split_size"))
-        start = sum(sizes[:index]) if isinstance(sizes, (list, tuple)) else sizes * index
-        start = self._arg(start)
+        start = self._arg(functionalize.part_start(bound, index))
         return self._node("aten.slice.Tensor", (operands[0], dim, start, start + type_.shape[dim], 1), {}, type_)
 
     def _track(self, tensor: torch.Tensor, node: Node, made: tuple | None, source: Alias | None = None) -> Alias:

@@ -42,7 +42,7 @@ class Sizes:
         if e.is_Mul:
             return _fold(operator.mul, [self.convert(a) for a in e.args])
         if e.is_Pow and e.args[1].is_Integer and int(e.args[1]) >= 0:
-            return _fold(operator.mul, [1] + [self.convert(e.args[0])] * int(e.args[1]))
+            return _fold(operator.mul, [self.convert(e.args[0])] * int(e.args[1]) + [1])
         args = [self.convert(a) for a in e.args]
         if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
             if kind == "IntTrueDiv":
@@ -65,10 +65,11 @@ class Sizes:
         """Symbols that the trace found equal to something else, which types made earlier still have."""
         if self.shape_env is None:
             return {}
-        found = {}
+        found: dict[Sym, Int] = {}
         for s in list(self._known):
-            if s.is_Symbol and self.shape_env.replace(s) != s and isinstance(self._known[s], Sym):
-                found[self._known[s]] = self._convert(self.shape_env.replace(s))
+            ours = self._known[s]
+            if s.is_Symbol and self.shape_env.replace(s) != s and isinstance(ours, Sym):
+                found[ours] = self._convert(self.shape_env.replace(s))
         return found
 
     def guards(self) -> tuple[str, ...]:

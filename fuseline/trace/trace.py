@@ -50,7 +50,7 @@ class _Trace:
     def __init__(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any], static: Sequence[bool] | None, shape_env: Any,
                  keep: Container[str], grad_enabled: bool, eager_random: bool) -> None:
         self.graph_module, self.grad_enabled = graph_module, grad_enabled
-        fakes = [x for x in inputs if isinstance(x, torch.Tensor) and torch_internals.is_fake(x)]
+        fakes: list[Any] = [x for x in inputs if isinstance(x, torch.Tensor) and torch_internals.is_fake(x)]
         self.fake_mode = fakes[0].fake_mode if fakes else torch_internals.new_fake_mode(shape_env)
         self.shape_env = shape_env if shape_env is not None else self.fake_mode.shape_env
         made: dict[int, Any] = {}
@@ -114,7 +114,7 @@ class _Trace:
                 type_ = ScalarType("int", self.sizes.of(x))
             elif isinstance(x, (bool, int, float)):
                 kind = type(x).__name__
-                type_ = ScalarType(kind, x if kind == "int" else None)
+                type_ = ScalarType(kind, x if isinstance(x, int) and kind == "int" else None)
             else:
                 raise NotSupported(f"a graph input of type {type(x).__name__}")
             self.graph_inputs.append(Node(self.recorder.name(name), "input", type=type_, static=static))
@@ -135,10 +135,10 @@ class _Trace:
             if isinstance(node.type, ScalarType):
                 if isinstance(node.type.expr, Expr):
                     found.setdefault(str(node.type.expr), []).append((i, None))
-                continue
-            for axis, size in enumerate(node.type.shape):
-                if isinstance(size, Expr):
-                    found.setdefault(str(size), []).append((i, axis))
+            elif isinstance(node.type, TensorType):
+                for axis, size in enumerate(node.type.shape):
+                    if isinstance(size, Expr):
+                        found.setdefault(str(size), []).append((i, axis))
         return {name: tuple(places) for name, places in found.items() if name.isidentifier()}
 
     # ------------------------------------------------------------ forward
@@ -162,12 +162,13 @@ class _Trace:
         return ()
 
     def _call(self, node: torch.fx.Node, args: tuple, kwargs: dict) -> Any:
+        target: Any = node.target
         try:
             if node.op == "call_function":
-                return node.target(*args, **kwargs)
+                return target(*args, **kwargs)
             if node.op == "call_method":
-                return getattr(args[0], node.target)(*args[1:], **kwargs)
-            value = operator.attrgetter(node.target)(self.graph_module)
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            value = operator.attrgetter(target)(self.graph_module)
             if node.op == "call_module":
                 return value(*args, **kwargs)
         except torch_internals.unsupported_in_trace() as error:

@@ -14,8 +14,9 @@ from fuseline.trace.trace import trace
 from tests.trace.harness import as_graph, compiled, executable
 
 
-def normal(*shape, seed=0, **options):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_(options.get("grad", False))
+def normal(*shape, seed=0, grad=False):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
 
 
 def test_inference_without_aliases_is_the_executable_itself():
