@@ -67,6 +67,9 @@ class TorchCalls(Operators):
             self.native(function, *args, **kwargs)
             self._node("call_function", function, args, kwargs, None)
             return None
+        if isinstance(function, types.BuiltinFunctionType) and name.startswith("_") and not name.startswith(_ASKS) \
+                and not _any_tensor(args, kwargs):
+            raise break_here("unsupported-torch", f"{name}() is not captured", "call it outside the compiled function")
         return self.record("call_function", function, args, kwargs)
 
     def _check(self, name: str) -> None:

@@ -36,6 +36,9 @@ class PlainWorld:
     def adopt_cell(self, cell, source):
         pass
 
+    def guard_code(self, function):
+        pass
+
     def is_leaf(self, function):
         return False
 
