@@ -117,7 +117,7 @@ def nan_to_num(context: Context, x: View, nan: float | None = None, posinf: floa
 @elementwise("aten.logit.default")
 def logit(k: KernelBuilder, x: Val, eps: float | None = None) -> Val:
     if eps is not None:
-        x = k.op("minimum", k.op("maximum", x, eps), 1.0 - eps)
+        x = k.where(x < eps, eps, k.where(x > 1.0 - eps, 1.0 - eps, x))          # the lower bound wins where they cross
     return k.op("log", x / (1 - x))
 
 

@@ -184,7 +184,8 @@ def avg_pool2d_backward(context: Context, grad: View, x: View, kernel_size: obje
                     mask = k.both(mask, k.within(index[-2 + a] + pad[a] - window * step[a], kernel[a]))
             part = k.load(grad, (*index[:-2], row, column), mask, 0)
             divisor = _divisor(x, (row, column), kernel, step, pad, count_include_pad, divisor_override)
-            part = _over(k, part, maximum(divisor, 1))         # outside the plane the count may be 0, and the part is 0
+            # Outside the plane the count may be 0, and the part is 0.
+            part = _over(k, part, divisor if divisor_override is not None else maximum(divisor, 1))
             total = part if total is None else total + part
         return k.const(0, out.dtype) if total is None else total
     return context.fill(out, value)

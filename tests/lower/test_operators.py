@@ -333,3 +333,10 @@ def test_library_calls_write_into_placed_memory() -> None:
     program, actual, expected = run("aten.mm.default", (a, b.t()), {})
     assert_same(actual[0], expected[0], "mm")
     assert program.steps[0].out_variant == "aten.mm.out"
+
+
+def test_settings_out_of_the_ordinary() -> None:
+    x = torch.rand(4, 5)
+    assert compare("aten.logit.default", (x, 0.6))
+    image = make(F32, 1, 1, 4, 4, special=False)
+    assert compare("aten.avg_pool2d_backward.default", (torch.ones(1, 1, 2, 2), image, [2, 2], [], [0, 0], False, True, -2))
