@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.utils._device
@@ -98,7 +99,7 @@ def is_effectful(name: str) -> bool:
 
 def core_decompositions() -> dict:
     """torch's decompositions to the core ATen operators, those that apply below autograd: operator -> function."""
-    from torch._decomp import _core_aten_decompositions_post_autograd      # slow to import, needed only when tracing
+    from torch._decomp import _core_aten_decompositions_post_autograd  # slow to import, needed only when tracing
     return _core_aten_decompositions_post_autograd()
 
 
@@ -170,7 +171,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 def unsupported_in_trace() -> tuple[type[Exception], ...]:
     """What fake tensors raise where the result would depend on data or the operator cannot be traced."""
     from torch._subclasses.fake_tensor import (
-        DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException, UnsupportedOperatorException,
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
     )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
     return (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,

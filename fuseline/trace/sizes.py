@@ -10,6 +10,8 @@ from fuseline.errors import NotSupported
 from fuseline.ir import expr
 from fuseline.ir.expr import Expr, Int, Sym
 
+_LEAST = 1 << 63
+
 
 class Sizes:
     """Converts one ShapeEnv's expressions. A symbol keeps torch's name; `lo` is the lower bound that torch knows."""
@@ -58,8 +60,9 @@ class Sizes:
         name = str(s)
         if not name.startswith("s"):
             raise NotSupported(f"a size that depends on data: {name}", hint="sizes must follow from the sizes of inputs")
-        low = self.shape_env.var_to_range[s].lower if self.shape_env is not None and s in self.shape_env.var_to_range else 0
-        return Sym(name, None, max(int(low), 0))
+        known = None if self.shape_env is None else self.shape_env.var_to_range.get(s)
+        low = 0 if known is None else known.lower                # below any integer for a number that may be negative
+        return Sym(name, None, int(low) if getattr(low, "is_Integer", True) and abs(low) < _LEAST else -_LEAST)
 
     def replaced(self) -> dict[Sym, Int]:
         """Symbols that the trace found equal to something else, which types made earlier still have."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from fuseline import torch_internals
 from fuseline.autodiff.partition import partition
 from fuseline.runtime.aot import wrap
 from fuseline.trace.interpret import run_graph
@@ -14,18 +13,11 @@ from fuseline.trace.trace import trace
 from tests.trace.harness import as_graph, is_pure
 
 
-def symbolic(env, mode, tensor, axes):
-    from torch._dynamo.source import ConstantSource
-    dims = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC for i in range(tensor.dim())]
-    symbolic.count = getattr(symbolic, "count", 0) + 1
-    return mode.from_tensor(tensor, source=ConstantSource(f"x{symbolic.count}"),
-                            symbolic_context=StatelessSymbolicContext(dynamic_sizes=dims))
-
-
 def compile_dynamic(fn, inputs, axes):
-    env = ShapeEnv()
-    mode = FakeTensorMode(shape_env=env)
-    fakes = [symbolic(env, mode, x, a) if isinstance(x, torch.Tensor) else x for x, a in zip(inputs, axes)]
+    env = torch_internals.new_shape_env()
+    mode = torch_internals.new_fake_mode(env)
+    fakes = [torch_internals.to_symbolic_fake(mode, x, frozenset(a), f"x{i}") if isinstance(x, torch.Tensor)
+             else torch_internals.new_symbolic_int(env, x, f"x{i}") for i, (x, a) in enumerate(zip(inputs, axes))]
     module = as_graph(fn, len(inputs))
     traced = trace(module, fakes, shape_env=env, grad_enabled=torch.is_grad_enabled())
     is_pure(traced.graph)
@@ -95,3 +87,24 @@ def test_equal_sizes_found_in_the_trace_are_put_in():
     got = run(x, x)
     torch.testing.assert_close(got[0], x + x)
     assert got[1] == 4
+
+
+def test_a_symbolic_int_is_a_scalar_input_of_any_sign():
+    x = normal(5, 3, grad=True)
+    traced, _, run = compile_dynamic(lambda x, n: x * n + x.roll(1, 0)[0] ** 2, [x, 4], [(), ()])
+    assert [str(n.type) for n in traced.graph.inputs][1].startswith("int=")
+    for n in (4, -3, 0, 1):
+        y, = run(x, n)
+        torch.testing.assert_close(y, x * n + x.roll(1, 0)[0] ** 2)
+        g, = torch.autograd.grad(y.sum(), x)
+        e, = torch.autograd.grad((x * n + x.roll(1, 0)[0] ** 2).sum(), x)
+        torch.testing.assert_close(g, e)
+
+
+def test_views_of_inputs_with_symbolic_ends_are_rebuilt():
+    x = normal(6, 3)
+    _, _, run = compile_dynamic(lambda x: (x[: x.shape[0] // 2], x + 1), [x], [(0,)])
+    for n in (6, 9):
+        x = normal(n, 3)
+        v, _ = run(x)
+        assert v._base is x and v.shape == (n // 2, 3)
