@@ -76,12 +76,13 @@ def _compiled(target: Any, program: Program) -> Any:
             return types.MethodType(_compile_function(function, program), target.__self__)
     if isinstance(target, (staticmethod, classmethod)):
         return type(target)(_compiled(target.__func__, program))
-    if isinstance(target, (functools.partial, type)) or not isinstance(getattr(type(target), "__call__", None), types.FunctionType):
+    called = next((c.__dict__["__call__"] for c in type(target).__mro__ if "__call__" in c.__dict__), None)
+    if isinstance(target, (functools.partial, type)) or not isinstance(called, types.FunctionType):
         return _compile_through_wrapper(target, program)
     return _compile_callable_object(target, program)
 
 
-def _compile_function(function: types.FunctionType, program: Program) -> Callable:
+def _compile_function(function: Any, program: Program) -> Any:
     dispatcher = Dispatcher(program, function.__code__, function.__globals__, function)
     stub = dispatcher.stub()
     functools.update_wrapper(stub, function)
@@ -149,7 +150,8 @@ def _compile_module(model: torch.nn.Module, program: Program) -> torch.nn.Module
         functools.update_wrapper(compiled_forward, cls.forward)
         compiled_forward.__dict__.update({ORIGINAL: cls.forward})
         members["forward"] = compiled_forward
-    sub = type(cls)(cls.__name__, (cls,), members)
+    metaclass: Any = type(cls)
+    sub = metaclass(cls.__name__, (cls,), members)
     made = object.__new__(sub)
     made.__dict__ = model.__dict__
     for base in cls.__mro__:
@@ -190,7 +192,7 @@ class disable:  # noqa: N801  used as a function
         self._block = control.disabled()
         self._block.__enter__()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._block.__exit__(*exception)
 
     def __call__(self, fn: Callable) -> Callable:
@@ -211,7 +213,7 @@ def _disabled_function(fn: Callable) -> Callable:
 
 def explain(fn: Callable) -> Callable[..., Any]:
     """`explain(fn)(*args)` compiles fn for these arguments, runs it and returns an Explanation (print it)."""
-    from fuseline.report.explain import Explanation        # report is above this module
+    from fuseline.report.explain import Explanation  # report is above this module
 
     program = getattr(fn, "_fuseline_program", None)
     options = program.options if isinstance(program, Program) else Options()
@@ -277,7 +279,7 @@ def mark_dynamic(tensor: torch.Tensor, axis: int | tuple[int, ...] | list[int]) 
     for a in axes:
         if not -tensor.dim() <= a < tensor.dim():
             raise IndexError(f"axis {a} of a tensor with {tensor.dim()} dimensions")
-    marked = getattr(tensor, DYNAMIC_ATTRIBUTE, frozenset())
+    marked: frozenset[int] = getattr(tensor, DYNAMIC_ATTRIBUTE, frozenset())
     setattr(tensor, DYNAMIC_ATTRIBUTE, marked | {a % tensor.dim() for a in axes})
 
 

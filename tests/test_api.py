@@ -198,7 +198,7 @@ def test_wrong_names_list_the_right_ones():
     with pytest.raises(IndexError):
         fuseline.mark_dynamic(X, 2)
     with pytest.raises(AttributeError):
-        fuseline.nothing
+        fuseline.nothing  # noqa: B018
 
 
 def test_backends_get_the_graph_and_example_inputs():

@@ -15,8 +15,26 @@ from typing import Any
 from fuseline.errors import InternalError
 from fuseline.ir.entry import Assembled, drive
 from fuseline.ir.fetch import Constants, Fetcher, parameter
-from fuseline.ir.region import Attr, Broke, CompiledGraph, Const, Effect, FrameState, FromGraph, FromSource, GraphInput, InDict, Item, Local, New, Raised, \
-    Recipe, Region, Returned, Source
+from fuseline.ir.region import (
+    Attr,
+    Broke,
+    CompiledGraph,
+    Const,
+    Effect,
+    FrameState,
+    FromGraph,
+    FromSource,
+    GraphInput,
+    InDict,
+    Item,
+    Local,
+    New,
+    Raised,
+    Recipe,
+    Region,
+    Returned,
+    Source,
+)
 
 # code, stack, locals and cells of a suspended frame -> the function that executes its instruction and goes on
 ResumeFactory = Callable[[FrameState, bool], "Any"]
@@ -44,7 +62,7 @@ def delete_attribute(target: Any, name: str) -> None:
         delattr(target, name)
 
 
-def _container_class(target: Any) -> type | None:
+def _container_class(target: Any) -> Any:
     for base in (collections.OrderedDict, dict, list, set, collections.deque):
         if isinstance(target, base):
             return base
@@ -162,9 +180,8 @@ class _Writer:
         self.names = tuple(names)
         self._built: dict[int, str] = {}
         self._cyclic: set[int] = set()
-        self._later: list[str] = []
+        self._later: list[tuple[str, New]] = []
         self._count = 0
-        self.outputs: str | None = None
 
     # -- recipes --------------------------------------------------------------------------------------------
     def fetch_sources(self, recipes: Sequence[Recipe | None]) -> None:
@@ -360,8 +377,8 @@ class _Writer:
                 raise InternalError(f"unknown effect {effect.kind!r}")
 
     # -- the graph ------------------------------------------------------------------------------------------
-    def run_graph(self, compiled: CompiledGraph, prefetched: Sequence[Source], used: set[int]) -> None:
-        """Call the graph. `G` holds its outputs; one output that is only returned needs no tuple of ours."""
+    def run_graph(self, compiled: CompiledGraph) -> None:
+        """Call the graph. `G` holds its outputs."""
         arguments = [self.fetcher.name(i.source) for i in self.region.inputs]
         self.lines.append(f"G = {self.constants.name(compiled)}({', '.join(arguments)})")
 
@@ -378,7 +395,9 @@ class _Writer:
 
 
 def _set_function(function: types.FunctionType, fields: dict) -> None:
-    made = make_function(function.__code__, function.__globals__, function.__name__, function.__qualname__, function.__closure__ or (), fields)
+    """Give a function that was made before its defaults and attributes what belongs there."""
+    made = make_function(function.__code__, function.__globals__, function.__name__, function.__qualname__,
+                         function.__closure__ or (), fields)
     for name in ("__defaults__", "__kwdefaults__", "__annotations__", "__doc__", "__module__"):
         setattr(function, name, getattr(made, name))
     function.__dict__.update(made.__dict__)
@@ -430,10 +449,9 @@ def assemble(region: Region, compiled: CompiledGraph | None, resume_factory: Res
         case Broke(frames, _):
             for frame in frames:
                 recipes += [*frame.stack, *frame.locals.values(), *frame.cells.values()]
-    has_graph = compiled is not None and region.graph is not None
     writer.fetch_sources(recipes)
-    if has_graph:
-        writer.run_graph(compiled, prefetched, set())
+    if compiled is not None and region.graph is not None:
+        writer.run_graph(compiled)
     for recipe in recipes:
         if isinstance(recipe, New):
             writer.expression(recipe)

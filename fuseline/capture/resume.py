@@ -39,6 +39,7 @@ _REFUSED = frozenset({"SEND", "YIELD_VALUE", "RETURN_GENERATOR", "GET_AWAITABLE"
                       "POP_EXCEPT", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "WITH_EXCEPT_START", "CLEANUP_THROW", "END_SEND",
                       "MAKE_CELL", "COPY_FREE_VARS"})
 
+_CELL_INSTRUCTIONS = frozenset({"LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 _FIRST = "__first"
 
 # code, namespace -> a callable (cells, *arguments): the dispatcher of a resume code
@@ -107,12 +108,12 @@ def parse(code: CodeType) -> _Parsed:
     """Raises NotSupported for code that cannot be entered in its middle."""
     if code.co_flags & _SUSPENDABLE_NOT:
         raise NotSupported(f"{code.co_qualname} is a generator or coroutine: it cannot be resumed in its middle")
-    bytecode = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
+    bytecode: Any = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     raw = [i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG"]
     positions = [n for n, item in enumerate(bytecode) if isinstance(item, Instr)]
     if len(raw) != len(positions) or any(bytecode[p].name != r.opname for p, r in zip(positions, raw)):
         raise NotSupported(f"the bytecode of {code.co_qualname} is not understood")
-    items = list(bytecode)
+    items: list[Any] = list(bytecode)
     inlined = _inlined_cells(code, raw)
     for p in positions:
         instr = items[p]
@@ -122,7 +123,7 @@ def parse(code: CodeType) -> _Parsed:
         elif isinstance(instr.arg, CellVar) and instr.arg.name in inlined:
             pass
         elif isinstance(instr.arg, CellVar):
-            if instr.name not in ("LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
+            if instr.name not in _CELL_INSTRUCTIONS:
                 raise NotSupported(f"{code.co_qualname} uses the cell {instr.arg.name} as a local variable")
             items[p] = Instr(instr.name, FreeVar(instr.arg.name), location=instr.location)
     index_at, start = {}, 0
@@ -248,7 +249,7 @@ class Resumer:
 
     def _finish(self, parsed: _Parsed, items: list, arguments: Sequence[str], extra_stack: int) -> CodeType:
         origin = parsed.code
-        bytecode = Bytecode(items)
+        bytecode: Any = Bytecode(items)
         bytecode.name, bytecode.qualname, bytecode.filename = origin.co_name, origin.co_qualname, origin.co_filename
         bytecode.first_lineno = origin.co_firstlineno
         bytecode.flags = origin.co_flags & ~0x0C          # no *args, **kwargs
@@ -381,7 +382,8 @@ class Resumer:
             raise NotSupported(f"{parsed.code.co_qualname} cannot be resumed at {instr.name}")
         step = _step(instr, raw, point.layout)
         location = instr.location
-        entry, tail = Label(), []
+        entry = Label()
+        tail: list[Any] = []
         inserted: list[Any] = []
         replacement = step.replacement
         if step.jump is not None:
@@ -426,7 +428,7 @@ class _Step:
     replacement: Instr | None = None
 
 
-def _step(instr: Instr, raw: dis.Instruction, before: Layout) -> _Step:
+def _step(instr: Any, raw: dis.Instruction, before: Layout) -> _Step:
     """What an instruction does to the layout. Loads of methods become loads of attributes, called with a NULL below."""
     name, nulls, location = instr.name, before.nulls, instr.location
     bound = before.locals
@@ -462,7 +464,7 @@ def _step(instr: Instr, raw: dis.Instruction, before: Layout) -> _Step:
     if name == "FOR_ITER":
         skip = 0 if _HAS_PRECALL else 1                   # 3.12 jumps to an END_FOR that it steps over
         return _Step(after((*nulls, False)), after(nulls[:-1]), skip)
-    effect = -(raw.arg + 1) if name == "CALL" else None
+    effect = -((raw.arg or 0) + 1) if name == "CALL" else None
     jumps = isinstance(instr.arg, Label)
 
     def flags_after(jump: bool) -> list[bool]:

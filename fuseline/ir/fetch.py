@@ -12,7 +12,22 @@ import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fuseline.ir.region import Attr, Builtin, Cell, CellObject, CellOf, ClassDict, Global, InDict, Item, KeyAt, Local, Pinned, Source, TypeOf
+from fuseline.ir.region import (
+    Attr,
+    Builtin,
+    Cell,
+    CellObject,
+    CellOf,
+    ClassDict,
+    Global,
+    InDict,
+    Item,
+    KeyAt,
+    Local,
+    Pinned,
+    Source,
+    TypeOf,
+)
 
 
 def parameter(name: str) -> str:

@@ -34,12 +34,15 @@ _MISSING = object()
 class Program:
     """What the dispatchers of one `compile` call share.
 
-    compile_frame  (start, options, dynamic, program, recompile reason) -> CompiledEntry; raises NotSupported for a frame that must run eagerly
+    compile_frame  (start, options, dynamic, program, recompile reason) -> CompiledEntry; raises NotSupported for a frame
+                   that must run eagerly
     make_start     the class of `start`: (code, globals, builtins, closure, arguments, function, name) by keyword
+    resumer        makes the codes that go on after graph breaks, and remembers them
     """
 
     def __init__(self, options: Options, compile_frame: Callable[..., CompiledEntry], make_start: Callable[..., Any]) -> None:
         self.options, self.compile_frame, self.make_start = options, compile_frame, make_start
+        self.resumer: Any = None
         self.records: list[CompileRecord] = []
         self.dispatchers: list[weakref.ref[Dispatcher]] = []
 
@@ -80,7 +83,8 @@ def _never(*values: Any) -> None:
 class Dispatcher:
     """The entries of one piece of code. Thread-safe: compiling holds a lock; running does not."""
 
-    def __init__(self, program: Program, code: CodeType, namespace: dict, function: FunctionType | None = None, name: str = "") -> None:
+    def __init__(self, program: Program, code: CodeType, namespace: dict, function: FunctionType | None = None,
+                 name: str = "") -> None:
         self.program, self.code, self.namespace, self.function = program, code, namespace, function
         self.name = name or code.co_qualname
         count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
@@ -234,7 +238,8 @@ class Dispatcher:
         cells = dict(zip(self.code.co_freevars, values[-1]))
         reason = self._reason(arguments, cells)
         if len(self.entries) >= options.recompile_limit:
-            return self._limit_reached(options, reason)
+            self._limit_reached(options, reason)
+            return None
         self._widen(arguments, cells, options)
         start = self.program.make_start(code=self.code, globals=self.namespace, builtins=self.namespace.get("__builtins__"),
                                         closure=values[-1] or None, arguments=arguments, function=self.function, name=self.name)

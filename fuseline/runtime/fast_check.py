@@ -130,9 +130,8 @@ class _Walker:
             d = self.instance_dict(owner)
             if name in d:
                 return d[name]
-        elif isinstance(owner, types.FunctionType) and self.table.add_function_field(owner, name):
-            return getattr(owner, name)
-        elif isinstance(owner, types.MethodType) and name in ("__func__", "__self__"):
+        elif (isinstance(owner, types.FunctionType) and self.table.add_function_field(owner, name)
+              or isinstance(owner, types.MethodType) and name in ("__func__", "__self__")):
             return getattr(owner, name)
         elif isinstance(owner, type):
             self.need(self.table.add_class(owner))
@@ -176,7 +175,10 @@ class _Walker:
                     raise _NotStatic
                 self.dict_word(value)
             case "absent":
-                self.instance_dict(value)
+                if isinstance(value, type):
+                    self.need(self.table.add_class(value))
+                else:
+                    self.instance_dict(value)
             case "same" | "distinct":
                 self.object(guard.value)
             case _:
@@ -291,7 +293,8 @@ class FastCheck:
         guards = [self.guards[i] for i in live]
         writer = GuardWriter(self.names, self.freevars, guards)
         for i, source in enumerate(anchors):
-            here = parameter(source.name) if isinstance(source, Local) else f"C[{self.freevars.index(source.name)}].cell_contents"
+            name = getattr(source, "name", "")            # an anchor is a Local or a Cell
+            here = parameter(name) if isinstance(source, Local) else f"C[{self.freevars.index(name)}].cell_contents"
             writer.lines.append(f"if id({here}) != IDENTITIES[{i}]: return SLOW({', '.join([*map(parameter, self.names), 'C'])})")
         writer.lines.append(f"if DIFFERS(POINTER): return SLOW({', '.join([*map(parameter, self.names), 'C'])})")
         for guard in guards:

@@ -74,7 +74,7 @@ class GuardWriter:
         self.lines: list[str] = []
         self.constants = Constants()
         self.constants.namespace.update(_equal=exactly_equal, _keys=same_keys, _overlaps=overlaps, **modes.NAMESPACE)
-        self._types: dict[Source, type] = {g.source: g.value for g in guards if g.kind == "type"}
+        self._types: dict[Source, type] = {g.source: g.value for g in guards if g.kind == "type" and g.source is not None}
         self._checked: set[Source] = set()
         self.fetcher = Fetcher(self.constants, freevars, self.lines.append, self._on_fetched)
         self.fetcher.declare_plain({s for s, t in self._types.items() if t in _PLAIN_CONTAINERS})
@@ -308,6 +308,8 @@ def _difference(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, 
             v = fetch(source, arguments, cells, known)
             values[symbol] = v if axis is None else v.shape[axis]
         return None if eval(guard.value, {"math": math}, values) else f"sizes no longer satisfy {guard.value} ({_named(values)})"
+    if guard.source is None:
+        raise ValueError(f"a guard of kind {kind!r} needs a source")
     v = fetch(guard.source, arguments, cells, known)
     match kind:
         case "type":
@@ -343,8 +345,11 @@ def _difference(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, 
     raise ValueError(f"unknown guard kind {kind!r}")
 
 
-def tensor_difference(v: Any, facts: TensorFacts) -> str | None:
+def tensor_difference(value: Any, facts: TensorFacts) -> str | None:
     """What differs between a tensor and the facts relied on; None if nothing does."""
+    v: Any = value
+    wanted: Any
+    now: Any
     if type(v) is not facts.type:
         return f"type was {facts.type.__name__}, now {type(v).__name__}"
     for name in _FACTS:

@@ -213,10 +213,9 @@ def _tensor_changes_show(found: TensorLayout) -> bool:
     p = torch.nn.Parameter(torch.ones(4, 4))
     other = {"shape": torch.ones(2, 8), "stride": torch.ones(4, 4).t(), "dtype": torch.ones(4, 4, dtype=torch.float64)}
     with torch.no_grad():
-        steps = [moves(p, lambda v=v: setattr(p, "data", v)) for v in other.values()]
+        steps = [moves(p, functools.partial(setattr, p, "data", v)) for v in other.values()]
     buffer = torch.ones(4, 4)
-    steps += [moves(buffer, lambda: buffer.resize_(2, 2)), moves(buffer, lambda: buffer.t_() if buffer.t_() is None else buffer.resize_(1, 4)),
-              moves(buffer, lambda: buffer.unsqueeze_(0))]
+    steps += [moves(buffer, change) for change in (lambda: buffer.resize_(2, 3), buffer.t_, lambda: buffer.unsqueeze_(0))]
     q = torch.nn.Parameter(torch.ones(4, 4))
     quiet = not moves(q, lambda: (q * 2).sum().backward()) and not moves(q, lambda: q.data.add_(1)) and q.grad is not None
     return all(steps) and quiet
@@ -420,6 +419,6 @@ def native_differs() -> Callable[[int], int] | None:
     module = llvm.parse_assembly(_IR)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    function = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(engine.get_function_address("fuseline_words_differ"))
-    function.engine = engine                              # the code lives as long as what calls it
+    function: Any = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(engine.get_function_address("fuseline_words_differ"))
+    function.engine = engine                              # the code lives as long as this
     return function

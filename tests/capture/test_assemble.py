@@ -81,7 +81,8 @@ def test_new_objects_are_built_once_and_keep_identity():
 
 def test_every_kind_of_container():
     items = [Const(1), Const(2)]
-    parts = [New("set", items), New("set"), New("frozenset", items), New("deque", items, extra=5), New("slice", [Const(0), Const(3), Const(None)]),
+    parts = [New("set", items), New("set"), New("frozenset", items), New("deque", items, extra=5),
+             New("slice", [Const(0), Const(3), Const(None)]),
              New("range", [Const(0), Const(6), Const(2)]), New("dict", items, extra=collections.OrderedDict),
              New("dict", [Const(list), *items], extra=collections.defaultdict), New("iterator", [New("list", items)]),
              New("partial", [Const(pow), New("tuple", [Const(2)]), New("dict")]), New("method", [Const(list.append), New("list")]),
@@ -129,7 +130,8 @@ def test_effects_are_replayed_in_order_on_the_state_at_entry():
                Effect("setglobal", None, "_made_global", (Const(9),), globals())]
     result = run(Returned(first), effects, arguments=(node, items))
     assert (result, node.value, node.again, items, _made_global) == (1, 1, 1, ["changed", 2, 3], 9)  # noqa: F821
-    run(Returned(Const(None)), [Effect("setglobal", None, "_made_global", (), globals()), Effect("delattr", FromSource(Local("x")), "value"),
+    run(Returned(Const(None)), [Effect("setglobal", None, "_made_global", (), globals()),
+                                Effect("delattr", FromSource(Local("x")), "value"),
                                 Effect("replace", FromSource(Local("y")), "", (New("list", [Const(7)]),)),
                                 Effect("delitem", FromSource(Local("y")), "", (Const(0),))], arguments=(node, items))
     assert "_made_global" not in globals() and not hasattr(node, "value") and items == []
@@ -182,7 +184,8 @@ def test_a_break_executes_the_instruction_and_resumes():
 
     stack = [FromGraph(0), None, Const(len), FromSource(Local("y"))]
     frame = FrameState(code, call.offset, stack, {"y": FromSource(Local("y"))}, {}, globals())
-    assert run(Broke([frame], REASON), graph=lambda: ("graph",), arguments=(2, "abc"), function=broken, resumer=Resumer(wrap)) == ["graph", 3]
+    end = Broke([frame], REASON)
+    assert run(end, graph=lambda: ("graph",), arguments=(2, "abc"), function=broken, resumer=Resumer(wrap)) == ["graph", 3]
     assert resumed == [("abc", "graph", 3)]
 
 

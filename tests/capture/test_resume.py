@@ -120,7 +120,7 @@ def calls(x, y):
     def add(p, *rest, k=1, **more):
         return p + sum(rest) + k + len(more)
 
-    text = "a,b".split(",")
+    text = "a,b".replace(",", ";").split(";")
     return add(x), add(x, y, k=3), add(*[x, y], **{"k": 2, "z": 4}), max(x, y, key=lambda v: -v), text, "".join(sorted(text))
 
 
