@@ -102,9 +102,9 @@ class _Generator:
             self._run_inner(begin, end)
         else:
             self._run_outer(begin, end, self.plan.outer)
-        for p in self.heap:
+        for memory in self.heap:
             b.declarations.add("declare void @free(ptr)")
-            b.effect(f"call void @free(ptr {p.text})")
+            b.effect(f"call void @free(ptr {memory.text})")
         lines = [f"define i64 @{self.name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0 {{", "work:", *b.text(), "  ret i64 0", "}"]
         return KernelText(self.name, "\n".join(lines), frozenset(b.functions), frozenset(b.declarations), self.units(), self._cost())
 
@@ -435,7 +435,7 @@ class _Generator:
         if name not in self.home:
             raise InternalError(f"{name} is read but never defined", node=self.kernel.label)
         number, stmt = self.home[name]
-        keys = [(name, u, self.tag, id(self.mask))] if not isinstance(stmt, Reduce) else [(name, u)]
+        keys: list[tuple] = [(name, u, self.tag, id(self.mask))] if not isinstance(stmt, Reduce) else [(name, u)]
         if number != self.phase and not self.kernel.phases[number].axes and not isinstance(stmt, Reduce):
             keys.append((name, u, None, id(self.mask)) if self.plan.outer is not None else (name, 0, None, id(None)))
         for key in keys:

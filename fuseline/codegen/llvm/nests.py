@@ -46,6 +46,10 @@ def _rewrite_phase(phase: Phase, axes: tuple[Axis, ...], rewrite: Rewrite) -> Ph
     return Phase(axes, tuple(rewrite_stmt(s, rewrite) for s in phase.body))
 
 
+def _substituting(mapping: dict[Sym, Int]) -> Rewrite:
+    return lambda e: substitute(e, mapping)
+
+
 def share_inner_axes(kernel: Kernel) -> Kernel:
     """Rename every phase's loop variables: those of the first phase with the same extents."""
     first: dict[tuple[Int, ...], tuple[Axis, ...]] = {}
@@ -57,7 +61,7 @@ def share_inner_axes(kernel: Kernel) -> Kernel:
             first[extents] = tuple(Axis(Sym(f"r{taken + k}", a.extent), a.extent) for k, a in enumerate(phase.axes))
         axes = first[extents]
         mapping: dict[Sym, Int] = {old.sym: new.sym for old, new in zip(phase.axes, axes, strict=True)}
-        phases.append(_rewrite_phase(phase, axes, lambda e, m=mapping: substitute(e, m)))
+        phases.append(_rewrite_phase(phase, axes, _substituting(mapping)))
     return replace(kernel, phases=tuple(phases))
 
 
@@ -71,7 +75,7 @@ def drop_unit_axes(kernel: Kernel) -> Kernel:
             inner.pop(phase.axes[-1].sym)
         mapping = {**outer, **inner}
         axes = tuple(a for a in phase.axes if a.sym not in inner)
-        phases.append(_rewrite_phase(phase, axes, lambda e, m=mapping: substitute(e, m)) if mapping else phase)
+        phases.append(_rewrite_phase(phase, axes, _substituting(mapping)) if mapping else phase)
     return replace(kernel, axes=tuple(a for a in kernel.axes if a.sym not in outer), phases=tuple(phases))
 
 
@@ -175,7 +179,7 @@ def _merge(kernel: Kernel, i: Axis, j: Axis) -> Kernel | None:
         return tuple(merged_axis if a.sym == j.sym else a for a in axes if a.sym != i.sym)
 
     return replace(kernel, axes=swap(kernel.axes),
-                   phases=tuple(_rewrite_phase(p, swap(p.axes), lambda e, r=r: r[e]) for p, r in phases))
+                   phases=tuple(_rewrite_phase(p, swap(p.axes), r.__getitem__) for p, r in phases))
 
 
 def _merged_index(e: Int, i: Sym, j: Axis, k: Sym) -> Int | None:
