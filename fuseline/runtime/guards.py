@@ -350,7 +350,7 @@ def tensor_difference(value: Any, facts: TensorFacts) -> str | None:
     v: Any = value
     wanted: Any
     now: Any
-    if type(v) is not facts.type:
+    if type(value) is not facts.type:
         return f"type was {facts.type.__name__}, now {type(v).__name__}"
     for name in _FACTS:
         wanted, now = getattr(facts, name), getattr(v, name)
