@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -304,7 +305,7 @@ _OPS: dict[str, Callable[..., torch.Tensor]] = {
 
 # ---------------------------------------------------------------- programs
 
-def run_program(program: LoopProgram, inputs: Sequence[object], constants: Mapping[str, torch.Tensor] | None = None,
+def run_program(program: LoopProgram, inputs: Sequence[Any], constants: Mapping[str, torch.Tensor] | None = None,
                 use_plan: bool = True) -> tuple:
     """The program's outputs for `inputs` (CPU tensors, and ints for size symbols), hoisted steps included.
 
@@ -315,7 +316,8 @@ def run_program(program: LoopProgram, inputs: Sequence[object], constants: Mappi
     tensors: dict[str, torch.Tensor] = dict(constants or {})
     if len(inputs) != len(program.inputs):
         raise InternalError(f"the program has {len(program.inputs)} inputs, got {len(inputs)}")
-    for key, value in zip(program.inputs, inputs):
+    keys: tuple[Any, ...] = program.inputs
+    for key, value in zip(keys, inputs):
         if isinstance(key, Sym):
             sizes[key.name] = value
             continue
@@ -323,7 +325,7 @@ def run_program(program: LoopProgram, inputs: Sequence[object], constants: Mappi
         for size, actual in zip(program.buffers[key].shape, value.shape):
             if isinstance(size, Sym):
                 sizes.setdefault(size.name, actual)
-    for key, value in zip(program.inputs, inputs):
+    for key, value in zip(keys, inputs):
         if not isinstance(key, Sym):
             shape = tuple(evaluate(s, sizes) for s in program.buffers[key].shape)
             if shape != tuple(value.shape):

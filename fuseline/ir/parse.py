@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from typing import Any
 
 from fuseline.errors import FuselineError
 from fuseline.ir import dtypes
@@ -353,6 +354,7 @@ class _Reader:
         if self.peek().startswith("%"):
             return self.take()
         sign = -1 if self.accept("-") else 1
+        number: Any
         if self.kind() == "number":
             number = _number(self.take())
         else:
@@ -394,7 +396,8 @@ class _Reader:
         op = self.name()
         if op == "load":
             buffer, index = self.indexed()
-            mask, other = self.mask(), 0
+            mask = self.mask()
+            other: Value = 0
             if mask is not None:
                 self.expect("else")
                 other = self.value()

@@ -35,7 +35,8 @@ def hoist(group: Group) -> None:
             phases.append(draft)
             continue
         inner = {a.sym.name for a in draft.axes}
-        out, stay = [], []
+        out: list[Stmt] = []
+        stay: list[Stmt] = []
         for stmt in draft.body:
             local = {n for n in operands(stmt) if n in inner or (n in group.defs and n not in row)}
             if local or isinstance(stmt, (Store, Reduce)) or (isinstance(stmt, Load) and stmt.buffer in group.stores):

@@ -258,10 +258,10 @@ def from_launch(launch: Launch, id_: int, names: Names) -> Group:
         for stmt in phase.body:
             if isinstance(stmt, (Load, Store)):
                 stmt = replace(stmt, buffer=bound[stmt.buffer])
-            new = renamed(stmt, values, on, names.value)
-            for old_name, new_name in zip(names_of(stmt), names_of(new)):
+            copy = renamed(stmt, values, on, names.value)
+            for old_name, new_name in zip(names_of(stmt), names_of(copy)):
                 values[old_name] = new_name
-            group.append(len(group.phases) - 1, new)
+            group.append(len(group.phases) - 1, copy)
     return group
 
 

@@ -109,18 +109,15 @@ def _split(group: Group, row: Draft, wanted: int, context: Context, buffers: dic
         loaded = names.value()
         loads.body.append(Load(loaded, buffer, read_at, dtype))
         return loaded
-    reduced: set[str] = set()
     for stmt in row.body:
         if not isinstance(stmt, Reduce):
             continue
-        reduced.update(stmt.names)
         if stmt.op == "welford":
             mean, m2 = (through_memory(n, stmt.dtype) for n in stmt.names)
             number: object = float(count) if isinstance(count, int) else None
             if number is None:
-                loads.body.append(Index(names.value(), count, I64))
-                loads.body.append(Op(names.value(), "cast", (loads.body[-1].name,), stmt.dtype))
-                number = loads.body[-1].name
+                size, number = names.value(), names.value()
+                loads.body += [Index(size, count, I64), Op(number, "cast", (size,), stmt.dtype)]
             loads.body.append(Reduce(stmt.names, "welford_combine", (mean, m2, number), stmt.dtype))   # type: ignore[arg-type]
         else:
             loads.body.append(Reduce(stmt.names, COMBINE[stmt.op], (through_memory(stmt.names[0], stmt.dtype),), stmt.dtype))

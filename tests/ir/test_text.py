@@ -95,7 +95,8 @@ def test_program_round_trip_and_run():
 
 @pytest.mark.parametrize("text, problem", [
     ("kernel k(x: f33) axes i<4>", "expected a dtype"), ("kernel k(x: f32) axes i<4", "expected '>'"),
-    ("graph(%x: f32[2]):\n  return %y", "not defined above"), ("graph(%x: f32[2]):\n  %x: f32[2] = a.b.c(%x)\n  return %x", "twice"),
+    ("graph(%x: f32[2]):\n  return %y", "not defined above"),
+    ("graph(%x: f32[2]):\n  %x: f32[2] = a.b.c(%x)\n  return %x", "twice"),
     ("program on cpu\n  inputs &x\n  nonsense", "expected buffer"), ("kernel k(x: f32) $", "unexpected character"),
 ])
 def test_wrong_text_is_refused(text: str, problem: str):
@@ -204,7 +205,8 @@ def test_reductions(op: str, expected):
 
 def test_positions_and_welford():
     x = torch.tensor([[1.0, 3.0, 3.0], [2.0, math.nan, 7.0]], dtype=torch.float64)
-    position, mean, m2 = torch.empty(2, dtype=torch.int64), torch.empty(2, dtype=torch.float64), torch.empty(2, dtype=torch.float64)
+    position = torch.empty(2, dtype=torch.int64)
+    mean, m2 = torch.empty(2, dtype=torch.float64), torch.empty(2, dtype=torch.float64)
     run_kernel(parse_kernel("""kernel k(x: f64, a: i64, m: f64, v: f64) axes i<2>
       phase j<3>
         %0 = load x[3*i + j] : f64
