@@ -8,7 +8,7 @@ import torch
 from fuseline import torch_internals
 from fuseline.capture.errors import break_here
 from fuseline.capture.provenance import Provenance
-from fuseline.ir.region import Attr, GraphInput, Guard, Item, Local, Source, TensorFacts
+from fuseline.ir.region import Attr, GraphInput, Guard, InDict, Item, Local, Source, TensorFacts
 from fuseline.options import Options
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
@@ -63,7 +63,7 @@ class Inputs(Provenance):
         axes = self._dynamic_axes(tensor, source)
         fake = torch_internals.to_fake(self.fake_mode, tensor) if not axes else torch_internals.to_symbolic_fake(
             self.fake_mode, tensor, axes, f"in{len(self.inputs)}")
-        static = isinstance(tensor, torch.nn.Parameter) or not isinstance(source, Local) and not is_argument(source)
+        static = isinstance(tensor, torch.nn.Parameter) or is_module_state(source)
         node = self._placeholder(source, fake, static)
         symbolic = {i for i, n in enumerate(fake.shape) if isinstance(n, torch.SymInt)}
         for axis in symbolic:
@@ -140,6 +140,11 @@ class Inputs(Provenance):
             if len(used) == len(names):
                 guards.append(Guard(None, "sizes", text, "", used))
         return tuple(guards)
+
+
+def is_module_state(source: Source) -> bool:
+    """Whether a tensor is found among the parameters or buffers of a module."""
+    return isinstance(source, Item) and isinstance(source.base, InDict) and source.base.name in ("_parameters", "_buffers")
 
 
 def is_argument(source: Source | None) -> bool:
