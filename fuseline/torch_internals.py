@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from functools import partial
+
 import torch
 import torch.utils._device
 from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
@@ -230,9 +232,16 @@ def new_shape_env() -> object:
     return ShapeEnv(duck_shape=False)
 
 
+@functools.cache
+def load_symbolic_formulas() -> None:
+    """Register torch's Python formulas for operators whose C++ shape functions take constants only."""
+    import torch._refs  # noqa: F401  slow to import, needed only for symbolic sizes
+
+
 def to_symbolic_fake(mode: _FakeTensorMode, tensor: torch.Tensor, axes: frozenset[int], label: str) -> torch.Tensor:
     """A fake tensor whose extents along `axes` are symbols; the others are constants."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+    load_symbolic_formulas()
     sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC for i in range(tensor.dim())]
     return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
@@ -353,3 +362,23 @@ def _extent(t: torch.Tensor) -> tuple[int, int]:
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor was written in place; 0 for inference tensors, which do not count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def raw_stream_getter(index: int) -> Callable[[], int]:
+    """A function that returns the address of the CUDA device's current stream, as the driver's C functions take it."""
+    return partial(torch._C._cuda_getCurrentRawStream, index)
+
+
+def storage_references(storage: torch.UntypedStorage) -> int:
+    """How many tensors and other owners refer to a storage."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """targets[i].copy_(sources[i]) in few kernels."""
+    torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
+def foreach_clone(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of dense tensors of one real type, in few kernels: a product with 1, which is exact."""
+    return list(torch._foreach_mul(tensors, 1))

@@ -118,12 +118,6 @@ class Attributes(Containers):
         value = self.native(getattr, obj, name)
         return value if source is None else self.read(value, Attr(source, name))
 
-    def guard_code(self, function: types.FunctionType) -> None:
-        """A function is interpreted: rely on its code, which programs can replace. Nobody does that to torch's functions."""
-        source = self.source(function)
-        if source is not None and not function.__globals__.get("__name__", "").startswith("torch"):
-            self.guard(Attr(source, "__code__"), "is", function.__code__)
-
     def _accessor(self, raw: property, base: type, which: str, name: str) -> Any:
         function = getattr(raw, which)
         if base.__flags__ & _IMMUTABLE_CLASS:

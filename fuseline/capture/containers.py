@@ -24,6 +24,23 @@ PASS_THROUGH = (Break, CannotCapture, ProgramError, RegionEnd, RestartCapture)
 _BUILTIN_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
+def plain_number(value: Any) -> Any:
+    """A symbolic number as the constant it is now, with a guard that it stays so: where only a constant will do."""
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    return tuple(map(plain_number, value)) if type(value) in (tuple, torch.Size) else value
+
+
+def holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    return isinstance(value, (tuple, list)) and any(map(holds_tensor, value))
+
+
 class ItemIterator:
     """Iterates over values found beforehand; what is left of it can be rebuilt."""
 
@@ -164,6 +181,8 @@ class Containers(Inputs):
 
     def plain_getitem(self, value: Any, key: Any) -> Any:
         """As the builtin container has it."""
+        if isinstance(value, dict):
+            key = plain_number(key)
         source, cls = self.source(value), type(value)
         if source is None or id(value) in self.shadows:
             found = self.contents(value)
@@ -212,6 +231,8 @@ class Containers(Inputs):
             self.plain_setitem(value, key, new)
 
     def plain_setitem(self, value: Any, key: Any, new: Any) -> None:
+        if isinstance(value, dict):
+            key = plain_number(key)
         if id(value) in self.owners:
             self.setattr_entry(value, key, new)
         elif self.source(value) is None or isinstance(value, (dict, list, collections.deque)):
@@ -245,6 +266,8 @@ class Containers(Inputs):
             raise break_here("data-dependent-branch", "`in` on a tensor looks at its values", "compute the condition with torch.where")
         if is_python(cls, "__contains__"):
             return self.truth(self.interpreter_call(self.getattr(value, "__contains__"), (key,), {}))
+        if isinstance(value, (dict, set, frozenset)):
+            key = plain_number(key)
         if isinstance(value, dict) and type(key) in CONSTANTS:
             return self.contains_key(value, key)
         if isinstance(value, (list, tuple, collections.deque)):

@@ -13,6 +13,8 @@ from fuseline.options import Options
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
 
+_LARGEST = (1 << 53) - 1       # symbolic numbers are 64-bit in the graph, and exact in floating point
+
 
 class Inputs(Provenance):
     """The graph under construction and its inputs.
@@ -90,14 +92,14 @@ class Inputs(Provenance):
 
     def _number(self, value: int, source: Source) -> Any:
         """A symbolic int, which is an input of the graph; 0 and 1 are special enough to stay constants."""
-        if value in (0, 1):
+        if value in (0, 1) or not -_LARGEST <= value <= _LARGEST:
             return self.read_object(value, source)
         if source not in self._numbers:
             number = torch_internals.new_symbolic_int(self.shape_env, value, f"in{len(self.inputs)}")
             symbol = torch_internals.symbol_of(number)
             self.symbols[symbol] = (source, None)
             self._symbol_nodes[symbol] = (self._placeholder(source, number, False), None)
-            self.guard(source, "type", int)
+            self.guard(source, "range", (-_LARGEST, _LARGEST))
             self._numbers[source] = number
         return self._numbers[source]
 

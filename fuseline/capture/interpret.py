@@ -281,7 +281,6 @@ class Interpreter:
     def inline(self, function: types.FunctionType, args: tuple, kwargs: dict, direct: bool = False) -> Any:
         """Interpret a Python function: its result, or a Generator."""
         check_inlined(function)
-        self.world.guard_code(function)
         try:
             code = prepare(function.__code__)
         except CannotCapture as error:

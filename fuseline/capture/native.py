@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fuseline.capture.containers import plain_number
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
 from fuseline.capture.torch_calls import TorchCalls
@@ -253,6 +254,8 @@ class Natives(TorchCalls):
         """A C function without effects: called on shadows and fakes."""
         if function in _SHOW_VALUES and any(map(_deep_tensor, map(self.contents, args))):
             raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+        if function in _SHOW_VALUES or function is hash:
+            args = tuple(plain_number(a) for a in args)
         if function in _TAKES_FUNCTION:
             at = (1,) if function is itertools.accumulate else (0,)
             if function in (sorted, max, min, itertools.groupby):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fuseline.capture.attributes import Attributes
+from fuseline.capture.containers import holds_tensor, plain_number
 from fuseline.capture.errors import break_here
 from fuseline.capture.provenance import is_python
 
@@ -25,6 +26,10 @@ class Operators(Attributes):
         """`a op b`, with the reflected methods of classes written in Python."""
         if type(a) in _EXACT and type(b) in _EXACT:
             return self.native(op, a, b)
+        if op is operator.mod and isinstance(a, (str, bytes)):
+            b = plain_number(self.contents(b))
+            if holds_tensor(b):
+                raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
         name = op.__name__.strip("_")
         return self._dispatch(op, a, b, f"__{name}__", f"__r{name}__")
 

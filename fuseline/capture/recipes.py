@@ -34,6 +34,8 @@ class Recipes(Natives):
     def recipe(self, value: Any) -> Recipe:
         """The recipe of a value; the same for the same object. Raises Break for what cannot be rebuilt."""
         if type(value) in CONSTANTS and self.source(value) is None:
+            if type(value) is torch.Size and not all(type(n) is int for n in value):
+                return New("call", [Const(torch.Size), New("list", [self.recipe(n) for n in value])])
             return Const(value)
         found = self._recipes.get(id(value))
         if found is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuseline import torch_internals
-from fuseline.capture.containers import PASS_THROUGH
+from fuseline.capture.containers import PASS_THROUGH, holds_tensor
 from fuseline.capture.errors import break_here
 from fuseline.capture.operators import Operators
 from fuseline.capture.provenance import CONSTANTS, lookup
@@ -30,6 +30,8 @@ _UNSUPPORTED = frozenset({"backward", "register_hook", "register_post_accumulate
                           "compile", "set_default_device", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms",
                           "save", "load", "__enter__", "__exit__", "set_rng_state", "get_rng_state", "grad", "vmap", "from_dlpack", "set_flush_denormal",
                           "set_printoptions", "set_default_tensor_type", "set_float32_matmul_precision", "cond"})
+# Reductions without a neutral element: fake tensors do not always raise where eager does.
+_NEED_ELEMENTS = frozenset({"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode", "kthvalue"})
 # C functions that change the state of the process: recorded, and done, so that later operators see it.
 _SETTERS = frozenset({"_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
                       "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache"})
@@ -38,6 +40,10 @@ _ASKS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "_log_api_usage", "fin
 
 
 class TorchCalls(Operators):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._detached: list[tuple[torch.Tensor, int]] = []     # what reading .data gave, and the version it had then
+
     def is_leaf(self, function: types.FunctionType) -> bool:
         """Whether a Python function is torch's API: recorded as one node instead of being interpreted."""
         known = _leaves.get(function)
@@ -90,6 +96,9 @@ class TorchCalls(Operators):
         args = tuple(self._plain(a) for a in args)
         kwargs = {k: self._plain(v) for k, v in kwargs.items()}
         function = target if kind == "call_function" else getattr(torch.Tensor, target)
+        if _name(target) in _NEED_ELEMENTS and isinstance(args[0], torch.Tensor) and 0 in args[0].shape:
+            raise break_here("empty-reduction", f"{_name(target)} over an empty tensor raises unless the axis has elements",
+                             "none needed if eager raises too")
         try:
             with self.fake_mode:
                 if kwargs.get("out") is not None:
@@ -103,13 +112,18 @@ class TorchCalls(Operators):
         except Exception as error:
             raise break_here("operator-error", f"{_name(target)} raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                              "none needed if eager raises too") from error
-        if not _holds_tensor(result) and function is not operator.setitem:
+        if not holds_tensor(result) and function is not operator.setitem:
             if result is None and kind == "call_function" and not isinstance(target, types.FunctionType) and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
                 raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
             if result is not None or not _any_tensor(args, kwargs):
                 return result
+        if self._detached and any(t._version != before for t, before in self._detached):
+            raise break_here("data-write", "a tensor is written through .data, which its version counter does not see",
+                             "use torch.no_grad() and write to the tensor itself")
         node = self._node(kind, target, args, kwargs, result)
         self._bind(result, node)
+        if function is getattr and args[1] == "data":
+            self._detached.append((result, result._version))
         return result
 
     def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:
@@ -187,13 +201,7 @@ def _name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    return isinstance(value, (tuple, list)) and any(map(_holds_tensor, value))
-
-
 def _any_tensor(args: tuple, kwargs: dict) -> bool:
-    return _holds_tensor(args) or any(map(_holds_tensor, kwargs.values()))
+    return holds_tensor(args) or any(map(holds_tensor, kwargs.values()))
 
 

@@ -131,15 +131,19 @@ class World(Recipes):
         """
         fakes = list(self.fakes.values())
         written = [(real, fake) for real, fake in fakes if torch_internals.version_of(fake) != self._versions.get(id(fake), 0)]
+        by_storage: dict[int, list[torch.Tensor]] = {}
+        for real, _ in fakes if written else ():
+            by_storage.setdefault(torch_internals.storage_key(real), []).append(real)
+        arguments = [fake for _, fake in fakes if is_argument(self.source(fake))]
         for real, fake in written:
-            for other, twin in fakes:
-                if other is real:
-                    continue
-                if torch_internals.memory_overlaps(other, real):
+            for other in by_storage[torch_internals.storage_key(real)]:
+                if other is not real and torch_internals.memory_overlaps(other, real):
                     raise CannotCapture(GraphBreak("aliased-inputs", self.where(), "two inputs share memory and one is written",
                                                    "pass a clone, or write outside the compiled function"))
-                if is_argument(self.source(fake)) or is_argument(self.source(twin)):
-                    self.guard(self.source(fake), "no_overlap", self.source(twin))
+            place = self.source(fake)
+            for twin in [twin for _, twin in fakes] if is_argument(place) else arguments:
+                if twin is not fake:
+                    self.guard(place, "no_overlap", self.source(twin))
 
     def wrap(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         fake = super().wrap(tensor, source)
