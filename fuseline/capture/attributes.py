@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from fuseline import torch_internals
-from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.containers import Containers
+from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import MISSING, is_python, lookup
 from fuseline.ir.region import Attr, ClassDict, Global, InDict, Pinned
 
@@ -259,6 +258,8 @@ class Attributes(Containers):
             if real is None:
                 return None
             return self.read(real.grad, Attr(self.source(tensor), "grad"))
+        if name == "data" and real is not None:
+            raise break_here("tensor-data", "reading .data gives an alias that autograd does not watch", "use detach()")
         if name in _READ_OF_TENSOR:
             return self.record("call_function", getattr, (tensor, name), {})
         raw = lookup(torch.Tensor, name)[1]
@@ -270,6 +271,8 @@ class Attributes(Containers):
             raise ProgramError(AttributeError(f"'{self.type_of(tensor).__name__}' object has no attribute '{name}'"))
         if isinstance(raw, types.FunctionType):
             return types.MethodType(raw, tensor)
+        if isinstance(raw, types.MethodDescriptorType):    # fakes override some methods
+            return raw.__get__(tensor)
         if name == "__class__":
             return self.type_of(tensor)
         return self.native(getattr, tensor, name)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from fuseline import torch_internals
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.instructions import Code
 from fuseline.ir.region import Attr, Item
@@ -48,8 +49,7 @@ TORCH_NOT_INLINED = {
     "torch.optim": ("optimizer", "step the optimizer outside the compiled function"),
     "torch.distributed": ("distributed", "communicate outside the compiled function"),
     "torch.compiler": ("torch-compile", "do not nest torch.compile in it"),
-    "torch._dynamo": ("torch-compile", "do not nest torch.compile in it"),
-    "torch._inductor": ("torch-compile", "do not nest torch.compile in it"),
+    **dict.fromkeys(torch_internals.COMPILERS, ("torch-compile", "do not nest torch.compile in it")),
     "torch.jit": ("torchscript", "compile the Python original"),
     "torch.serialization": ("input-output", "load and save outside the compiled function"),
     "torch.multiprocessing": ("processes", "start processes outside the compiled function"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fuseline import torch_internals
 from fuseline.capture.containers import plain_number
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
@@ -164,6 +165,8 @@ class Natives(TorchCalls):
                          "call it outside the compiled function")
 
     def _container_method(self, owner: Any, name: str, args: tuple, kwargs: dict) -> Any:
+        if isinstance(owner, (dict, set, frozenset)):
+            args = tuple(map(plain_number, args[:1])) + args[1:]
         if isinstance(owner, dict) and args and type(args[0]) in CONSTANTS and id(owner) not in self.shadows \
                 and self.source(owner) is not None:
             if name in ("get", "__contains__"):
@@ -222,7 +225,7 @@ class Natives(TorchCalls):
         if isinstance(function, functools._lru_cache_wrapper):
             return self.interpreter_call(self.getattr(function, "__wrapped__"), args, kwargs)
         if module.startswith("torch") or isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch") \
-                or isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or getattr(
+                or isinstance(function, (torch_internals.Operator, torch_internals.OperatorPacket)) or getattr(
                     owner, "__module__", "").startswith("torch"):
             return self.torch_function(function, args, kwargs)
         if isinstance(owner, type):

@@ -14,6 +14,7 @@ from fuseline.capture.errors import break_here
 from fuseline.capture.provenance import is_python
 
 _EXACT = frozenset({int, float, bool, str, complex})
+_SEQUENCES = (str, bytes, list, tuple)
 _FALLBACK = {"iadd": operator.add, "iand": operator.and_, "ifloordiv": operator.floordiv, "ilshift": operator.lshift,
              "imatmul": operator.matmul, "imul": operator.mul, "imod": operator.mod, "ior": operator.or_, "ipow": operator.pow,
              "irshift": operator.rshift, "isub": operator.sub, "itruediv": operator.truediv, "ixor": operator.xor,
@@ -30,6 +31,8 @@ class Operators(Attributes):
             b = plain_number(self.contents(b))
             if holds_tensor(b):
                 raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+        if op is operator.mul and (isinstance(a, _SEQUENCES) or isinstance(b, _SEQUENCES)):
+            a, b = (v if isinstance(v, _SEQUENCES) else plain_number(v) for v in (a, b))
         name = op.__name__.strip("_")
         return self._dispatch(op, a, b, f"__{name}__", f"__r{name}__")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fuseline import torch_internals
 from fuseline.ir.region import Const, Effect
 
 _DEVICES = ("cpu", "cuda")
@@ -21,7 +22,7 @@ class ProcessState:
     @classmethod
     def now(cls) -> ProcessState:
         found: list[tuple[Callable, tuple, Any]] = [
-            (torch._C._set_grad_enabled, (), torch.is_grad_enabled()),
+            (torch_internals.set_grad_enabled, (), torch.is_grad_enabled()),
             (torch.set_default_dtype, (), torch.get_default_dtype()),
             (torch.set_autocast_cache_enabled, (), torch.is_autocast_cache_enabled()),
         ]

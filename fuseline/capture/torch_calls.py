@@ -40,10 +40,6 @@ _ASKS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "_log_api_usage", "fin
 
 
 class TorchCalls(Operators):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._detached: list[tuple[torch.Tensor, int]] = []     # what reading .data gave, and the version it had then
-
     def is_leaf(self, function: types.FunctionType) -> bool:
         """Whether a Python function is torch's API: recorded as one node instead of being interpreted."""
         known = _leaves.get(function)
@@ -100,7 +96,7 @@ class TorchCalls(Operators):
             raise break_here("empty-reduction", f"{_name(target)} over an empty tensor raises unless the axis has elements",
                              "none needed if eager raises too")
         try:
-            with self.fake_mode:
+            with torch_internals.symbolic_formulas(bool(self.symbols)), self.fake_mode:
                 if kwargs.get("out") is not None:
                     self._check_out(function, args, kwargs)
                 result = function(*args, **kwargs)
@@ -117,13 +113,8 @@ class TorchCalls(Operators):
                 raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
             if result is not None or not _any_tensor(args, kwargs):
                 return result
-        if self._detached and any(t._version != before for t, before in self._detached):
-            raise break_here("data-write", "a tensor is written through .data, which its version counter does not see",
-                             "use torch.no_grad() and write to the tensor itself")
         node = self._node(kind, target, args, kwargs, result)
         self._bind(result, node)
-        if function is getattr and args[1] == "data":
-            self._detached.append((result, result._version))
         return result
 
     def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:

@@ -12,7 +12,6 @@ from fuseline.capture.interpret import Interpreter
 from fuseline.capture.process_state import ProcessState
 from fuseline.options import Options
 
-
 TAKES_CALLBACK = (map, filter, sorted, max, min, functools.reduce)
 
 
@@ -34,9 +33,6 @@ class PlainWorld:
         return None
 
     def adopt_cell(self, cell, source):
-        pass
-
-    def guard_code(self, function):
         pass
 
     def is_leaf(self, function):

@@ -4,9 +4,9 @@ import functools
 import sys
 
 import pytest
+from plain_world import run
 
 from fuseline.capture.errors import ProgramError
-from plain_world import run
 
 CASES = []
 
