@@ -6,12 +6,11 @@ tried with (2.11 and 2.14). It may import `torch.fx.experimental`, `torch._subcl
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-
-from functools import partial
 
 import torch
 import torch.utils._device
@@ -37,6 +36,18 @@ def to_torch_dtype(dtype: dtypes.DType) -> torch.dtype:
 def from_torch_dtype(dtype: torch.dtype) -> dtypes.DType:
     """Our name of a torch dtype; `OTHER` for one that only PyTorch's operators handle."""
     return _FROM_TORCH.get(dtype, dtypes.OTHER)
+
+
+# Functions that are called on hot paths, or whose identity matters, under names of ours.
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled                       # no context object, no decorator
+len_function_modes: Callable[[], int] = torch._C._len_torch_function_stack                  # a default device counts
+len_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+functorch_interpreter: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack       # None outside torch.func transforms
+
+Operator = torch._ops.OpOverload                       # torch.ops.aten.add.Tensor
+OperatorPacket = torch._ops.OpOverloadPacket           # torch.ops.aten.add: all overloads of a name
+COMPILERS = ("torch._dynamo", "torch._inductor")       # modules whose functions capture leaves to Python
 
 
 def autocast_state() -> tuple:
@@ -126,10 +137,6 @@ def no_dispatch() -> AbstractContextManager:
 def disable_autocast() -> AbstractContextManager:
     """A context (cheap: a C++ guard) in which no operator is cast by autocast."""
     return torch._C._DisableAutocast()
-
-
-def any_autocast_enabled() -> bool:
-    return torch._C._is_any_autocast_enabled()
 
 
 def autograd_sequence_number() -> int:
@@ -232,16 +239,14 @@ def new_shape_env() -> object:
     return ShapeEnv(duck_shape=False)
 
 
-@functools.cache
-def load_symbolic_formulas() -> None:
-    """Register torch's Python formulas for operators whose C++ shape functions take constants only."""
-    import torch._refs  # noqa: F401  slow to import, needed only for symbolic sizes
+def symbolic_formulas(wanted: bool) -> object:
+    """A context in which operators use torch's Python formulas where there are any: C++ ones do not take every symbolic size."""
+    return torch._C._EnablePythonDispatcher() if wanted else contextlib.nullcontext()
 
 
 def to_symbolic_fake(mode: _FakeTensorMode, tensor: torch.Tensor, axes: frozenset[int], label: str) -> torch.Tensor:
     """A fake tensor whose extents along `axes` are symbols; the others are constants."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-    load_symbolic_formulas()
     sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC for i in range(tensor.dim())]
     return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
@@ -366,7 +371,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def raw_stream_getter(index: int) -> Callable[[], int]:
     """A function that returns the address of the CUDA device's current stream, as the driver's C functions take it."""
-    return partial(torch._C._cuda_getCurrentRawStream, index)
+    return functools.partial(torch._C._cuda_getCurrentRawStream, index)
 
 
 def storage_references(storage: torch.UntypedStorage) -> int:

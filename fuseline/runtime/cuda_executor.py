@@ -23,7 +23,7 @@ from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Ref, Step, 
 from fuseline.log import emit as log
 from fuseline.options import Options
 from fuseline.runtime import externs, triton_compile
-from fuseline.torch_internals import to_torch_dtype
+from fuseline.torch_internals import raw_stream_getter, to_torch_dtype
 
 MAX_PLANS = 64                # sizes met of one program whose generated functions are kept, least recently used go first
 ALIGNMENT = 16                # bytes: one vector access
@@ -35,7 +35,7 @@ class Platform(Protocol):
     device: torch.device
     chip: Chip
 
-    def compile(self, source: Any) -> Future: ...
+    def compile(self, source: Any, cache: bool = True) -> Future: ...
     def prepare(self, source: Any, binary: Any, grid: int, arguments: int) -> Callable[..., None]: ...
     def stream(self) -> int: ...
 
@@ -48,11 +48,11 @@ class CudaPlatform:
         properties = torch.cuda.get_device_properties(index)
         self.arch = 10 * properties.major + properties.minor
         self.chip = Chip(properties.multi_processor_count, self.arch)
-        self.stream: Callable[[], int] = functools.partial(torch._C._cuda_getCurrentRawStream, index)
+        self.stream: Callable[[], int] = raw_stream_getter(index)
         self._loaded: dict[Any, Any] = {}
 
-    def compile(self, source: Any) -> Future:
-        return triton_compile.submit(source, self.arch)
+    def compile(self, source: Any, cache: bool = True) -> Future:
+        return triton_compile.submit(source, self.arch, cache)
 
     def load(self, binary: triton_compile.Binary) -> Any:
         """The binary as a function on this device, which must be current."""
@@ -67,7 +67,7 @@ class CudaPlatform:
         return self.load(binary).prepare(grid, arguments)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def platform_of(device: str) -> CudaPlatform:
     """The platform of "cuda:1"; "cuda" is device 0."""
     return CudaPlatform(torch.device(device).index or 0)
@@ -330,7 +330,8 @@ class _Builder:
             self.lines.append("return (" + "".join(f"{self.output(o)}, " for o in program.outputs) + ")")
         text = f"def run({', '.join(arguments)}):\n    " + "\n    ".join(self.lines) + "\n"
         requests = [r for _, r in self.launches]
-        pending = [(n, r, r.submit(self.platform.compile)) for n, r in self.launches]
+        compiler = functools.partial(self.platform.compile, cache=self.executable.options.cache)
+        pending = [(n, r, r.submit(compiler)) for n, r in self.launches]
         plan = _Plan(None, text=text, namespace=self.namespace, launches=len(requests))
 
         def finish() -> None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fuseline import torch_internals
 from fuseline.errors import InternalError
 from fuseline.ir.kernels import Extern, Launch, LoopProgram
 from fuseline.ir.verdict import Verdict
@@ -125,7 +126,7 @@ def recordable(program: LoopProgram) -> Verdict:
         if step.op.startswith(UNRECORDABLE):
             return Verdict.no("the operator waits for the device or its result's size depends on data", step.op)
     for name, buffer in program.buffers.items():
-        if torch.device(buffer.device) != torch.device(program.device) and not (buffer.device == "cuda"):
+        if torch.device(buffer.device) != torch.device(program.device) and buffer.device != "cuda":
             return Verdict.no(f"a tensor is on {buffer.device}", name)
     if len(program.steps) < MIN_LAUNCHES and not externs:
         return Verdict.no(f"{len(program.steps)} kernels are launched faster directly")
@@ -176,7 +177,7 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         if len(to) == 1:
             to[0].copy_(of[0], non_blocking=True)
         else:
-            torch._foreach_copy_(to, of, non_blocking=True)
+            torch_internals.foreach_copy(to, of)
 
 
 def clone_all(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -187,8 +188,8 @@ def clone_all(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         groups.setdefault(tensor.dtype, []).append(position)
     for dtype, positions in groups.items():
         group = [tensors[p] for p in positions]
-        if len(group) > 1 and dtype.is_floating_point and all(_dense(t) for t in group):
-            made = torch._foreach_mul(group, 1)               # exact, and allocates its results in C++
+        if len(group) > 1 and not dtype.is_complex and dtype is not torch.bool and all(_dense(t) for t in group):
+            made = torch_internals.foreach_clone(group)
             if any(m.stride() != t.stride() for m, t in zip(made, group)):
                 made = [t.clone() for t in group]
         else:
@@ -207,7 +208,7 @@ class _Lent:
     baseline: int = 0
 
     def held(self) -> bool:
-        return torch._C._storage_Use_Count(self.storage._cdata) > self.baseline
+        return torch_internals.storage_references(self.storage) > self.baseline
 
 
 @dataclass(eq=False)
@@ -387,7 +388,7 @@ class GraphedExecutable:
             else:
                 recording.copied_out.append(i)
         for lent in recording.lent.values():
-            lent.baseline = torch._C._storage_Use_Count(lent.storage._cdata)
+            lent.baseline = torch_internals.storage_references(lent.storage)
         self.recordings[key] = recording
         return recording
 

@@ -16,7 +16,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,7 +24,7 @@ from dataclasses import asdict, dataclass
 from fuseline.codegen.triton.emit import TritonSource
 from fuseline.errors import InternalError
 from fuseline.log import emit as log
-from fuseline.runtime.cache import disk_cache
+from fuseline.runtime.cache import default_directory, disk_cache
 
 MAX_WORKERS = 16              # one kernel takes 0.15 s of one core; a model has some tens of distinct ones
 FORMAT = 1                    # of the disk cache's entries
@@ -48,7 +47,7 @@ class _Server:
         self.pid = os.getpid()
         script = str(pathlib.Path(__file__).with_name("triton_worker.py"))
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment.setdefault("TRITON_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"fuseline-triton-{os.getuid()}"))
+        environment.setdefault("TRITON_CACHE_DIR", str(default_directory() / "triton"))
         self.process = subprocess.Popen([sys.executable, script, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         env=environment, text=True)
         self.pending: dict[int, Future] = {}

@@ -36,10 +36,9 @@ def compile_kernel(request: dict) -> dict:
         options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"], "enable_reflect_ftz": False}
         built = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
         meta = built.metadata
-        answer = {"id": request["id"], "cubin": base64.b64encode(built.asm["cubin"]).decode(), "name": meta.name,
-                  "shared": meta.shared, "num_warps": meta.num_warps,
-                  "scratch": meta.global_scratch_size + getattr(meta, "profile_scratch_size", 0)}
-        return answer
+        return {"id": request["id"], "cubin": base64.b64encode(built.asm["cubin"]).decode(), "name": meta.name,
+                "shared": meta.shared, "num_warps": meta.num_warps,
+                "scratch": meta.global_scratch_size + getattr(meta, "profile_scratch_size", 0)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc(limit=-6) + "\n" + request["text"]}
 

@@ -22,7 +22,7 @@ class InterpreterPlatform:
     def stream(self) -> int:
         return 0
 
-    def compile(self, source: Any) -> Future:
+    def compile(self, source: Any, cache: bool = True) -> Future:
         future: Future = Future()
         future.set_result(source)
         return future

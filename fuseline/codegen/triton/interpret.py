@@ -44,7 +44,7 @@ class _Libdevice:
 libdevice = _Libdevice()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _module(source: TritonSource) -> dict[str, Any]:
     text = source.text.replace(HEADER, HEADER.rsplit("from", 1)[0] + f"from {__name__} import libdevice\n")
     filename = f"<triton {hash(text):x}>"

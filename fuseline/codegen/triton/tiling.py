@@ -169,7 +169,9 @@ def _choose_reduction(kernel: Kernel, hints: Mapping[str, int], chip: Chip) -> T
             while rows * row < 1024 and points // (2 * rows) >= 2 * chip.multiprocessors:
                 rows *= 2
             rows = min(rows, next_power_of_2(points))
-            return Tiling(rows, x_axes=x_axes, persistent=True, num_warps=_warps(rows * row, 16 if row <= 8192 else 32))
+            # H200, layer norm and softmax of 4,096: 4 warps 0.175 ms, 8 0.182; plain sums of such rows: 8 warps 0.069, 4 0.068.
+            each = 32 if row > 8192 or live > 1 and row >= 2048 else 16
+            return Tiling(rows, x_axes=x_axes, persistent=True, num_warps=_warps(rows * row, each))
         block = 2048 if longest >= 2048 else next_power_of_2(longest)
         return Tiling(1, r=block, x_axes=x_axes, num_warps=_warps(block, 8))
     # Columns: neighbouring threads take neighbouring outer points. H200, bn statistics 32x256x56x56: 32 columns, 128 rows,

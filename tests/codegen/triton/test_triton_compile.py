@@ -61,7 +61,7 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(tmp_path, monkeyp
     for source, binary in zip(sources, binaries):
         stack, code = resources(binary.cubin, tmp_path)
         assert stack == 0 and "LDL" not in code, source.text
-        if source.name != "fl_softmax" or binary.num_warps == 16:
+        if source.name != "fl_softmax" or "4096" in source.text:
             assert "LDG.E.128" in code, source.text
     triton_compile._known.clear()
     monkeypatch.setattr(triton_compile, "start_workers", lambda: pytest.fail("the disk cache was not used"))
