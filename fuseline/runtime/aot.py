@@ -15,6 +15,7 @@ from fuseline.errors import InternalError
 from fuseline.ir.expr import Expr, evaluate
 from fuseline.ir.graph import Graph, Node, TensorType
 from fuseline.ir.traced import OutputSpec, Partitioned, Traced, ViewStep, storage_root
+from fuseline.torch_internals import set_grad_enabled
 
 Executable = Callable[..., tuple]
 _version = attrgetter("_version")
@@ -112,12 +113,12 @@ class _Epilogue:
     def __call__(self, inputs: Sequence[Any], outputs: tuple) -> tuple:
         if self.plain:
             grad = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
+            set_grad_enabled(False)
             try:
                 for i, o in self.plain:
                     inputs[i].copy_(outputs[o])
             finally:
-                torch._C._set_grad_enabled(grad)
+                set_grad_enabled(grad)
         for i, o in self.differentiable:
             inputs[i].copy_(outputs[o])
         if self.values:

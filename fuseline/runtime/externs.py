@@ -64,7 +64,7 @@ def _atom_source(atom: Atom, name_of: Callable[[Sym], str]) -> str:
     raise InternalError(f"unknown atom {atom!r}")
 
 
-def operator_of(name: str) -> torch._ops.OpOverload:
+def operator_of(name: str) -> torch_internals.Operator:
     """Raises InternalError for a name that this build of torch does not have."""
     found = torch_internals.operator(name)
     if found is None:

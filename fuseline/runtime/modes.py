@@ -32,9 +32,9 @@ _USUAL = {
     ("default_device", None): "_function_modes() and _mode_default_device() is not None",
 }
 NAMESPACE: dict[str, Any] = {f"_mode_{name}": reader for name, (reader, _) in _MODES.items()} | {
-    "_dispatch_keys": dispatch_keys, "_any_autocast": torch._C._is_any_autocast_enabled,
-    "_function_modes": torch._C._len_torch_function_stack, "_dispatch_modes": torch._C._len_torch_dispatch_stack,
-    "_functorch": torch._C._functorch.peek_interpreter_stack}
+    "_dispatch_keys": dispatch_keys, "_any_autocast": torch_internals.any_autocast_enabled,
+    "_function_modes": torch_internals.len_function_modes, "_dispatch_modes": torch_internals.len_dispatch_modes,
+    "_functorch": torch_internals.functorch_interpreter}
 
 
 def _known(name: str) -> None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from fuseline import torch_internals
+
 ALL_BITS = (1 << 64) - 1
 _MANAGED_DICT = -24                                       # 3.11 and 3.12 keep the dict pointer in front of the object
 _DICT_VERSION = 24
@@ -163,7 +165,7 @@ def _tensor_experiment() -> TensorLayout | None:
     pointer = next(8 * i for i in range(2, 5) if read_word(id(t) + 8 * i) == base)
     words = [read_word(base + 8 * i) for i in range(_TENSOR_WORDS)]
     first = words.index(t.untyped_storage()._cdata)
-    last = words.index(torch._C._dispatch_keys(t).raw_repr())
+    last = words.index(torch_internals.dispatch_keys(t))
     if not 1 < first < last:
         return None
 

@@ -285,10 +285,10 @@ def _state(grad_enabled: bool) -> Any:
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
     try:
         with torch.random.fork_rng(devices):
-            torch._C._set_grad_enabled(grad_enabled)
+            torch_internals.set_grad_enabled(grad_enabled)
             yield
     finally:
-        torch._C._set_grad_enabled(grad)
+        torch_internals.set_grad_enabled(grad)
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
