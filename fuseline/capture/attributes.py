@@ -15,7 +15,8 @@ ABSENT = object()              # in an overlay: deleted
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _IMMUTABLE_CLASS = 1 << 8      # Py_TPFLAGS_IMMUTABLETYPE: nobody can put an attribute into such a class
 _READ_OF_TENSOR = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
-_VALUES_OF_TENSOR = frozenset({"grad_fn", "_version", "__dict__", "__array_interface__", "__cuda_array_interface__", "_base", "_backward_hooks"})
+_VALUES_OF_TENSOR = frozenset({"grad_fn", "_version", "__dict__", "__array_interface__", "__cuda_array_interface__",
+                               "_base", "_backward_hooks"})
 
 
 class Attributes(Containers):
@@ -149,9 +150,8 @@ class Attributes(Containers):
             return MISSING
         for table in _MODULE_TABLES:
             entries = self.plain_getattr(module, table) if table in module.__dict__ else None
-            if entries is not None:
-                if self.contains_key(entries, name):
-                    return self.getitem(entries, name)
+            if entries is not None and self.contains_key(entries, name):
+                return self.getitem(entries, name)
         return MISSING
 
     def instance_dict(self, obj: Any, source: Any) -> dict:
@@ -329,10 +329,10 @@ class Attributes(Containers):
             self.native(setattr, module, name, value)
             return
         for table, kind in (("_parameters", torch.nn.Parameter), ("_modules", torch.nn.Module), ("_buffers", torch.Tensor)):
-            if table in entries and self.contains_key(self.plain_getattr(module, table), name):
-                if value is None or isinstance(value, kind):
-                    self.setitem(self.plain_getattr(module, table), name, value)
-                    return
+            if table in entries and (value is None or isinstance(value, kind)) \
+                    and self.contains_key(self.plain_getattr(module, table), name):
+                self.setitem(self.plain_getattr(module, table), name, value)
+                return
         if isinstance(value, (torch.nn.Parameter, torch.nn.Module)) or any(name in entries.get(t, ()) for t in _MODULE_TABLES):
             self.interpreter_call(torch.nn.Module.__setattr__, (module, name, value), {})
         else:

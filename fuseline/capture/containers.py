@@ -123,7 +123,10 @@ class Containers(Inputs):
 
     def _copy(self, value: Any, source: Any) -> Any:
         if isinstance(value, dict):
-            self.guard(source, "keys", tuple(value)) if all(type(k) in CONSTANTS for k in value) else self.guard(source, "length", len(value))
+            if all(type(k) in CONSTANTS for k in value):
+                self.guard(source, "keys", tuple(value))
+            else:
+                self.guard(source, "length", len(value))
             pairs = [(k if type(k) in CONSTANTS else self.read(k, KeyAt(source, i)), self.read(v, Item(source, k)))
                      for i, (k, v) in enumerate(dict.items(value))]
             if isinstance(value, collections.defaultdict):
@@ -240,7 +243,8 @@ class Containers(Inputs):
         elif isinstance(value, _BUILTIN_CONTAINERS) or type(value) in CONSTANTS:
             self.native(operator.setitem, value, key, new)
         else:
-            raise break_here("unknown-c-function", f"writing into a {type(value).__name__} is not captured", "write outside the compiled function")
+            raise break_here("unknown-c-function", f"writing into a {type(value).__name__} is not captured",
+                             "write outside the compiled function")
 
     def setattr_entry(self, entries: dict, name: str, value: Any) -> None:
         """`obj.__dict__[name] = value` for an object from outside."""
@@ -258,7 +262,8 @@ class Containers(Inputs):
         elif self.source(value) is None or isinstance(value, (dict, list, collections.deque)):
             self.native(operator.delitem, self.writable(value), key)
         else:
-            raise break_here("unknown-c-function", f"deleting from a {type(value).__name__} is not captured", "delete outside the compiled function")
+            raise break_here("unknown-c-function", f"deleting from a {type(value).__name__} is not captured",
+                             "delete outside the compiled function")
 
     def contains(self, value: Any, key: Any) -> bool:
         cls = type(value)

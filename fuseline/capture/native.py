@@ -20,7 +20,8 @@ from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
 from fuseline.capture.torch_calls import TorchCalls
 from fuseline.ir.region import Attr
 
-_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_struct", "_abc", "_typing"})
+_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_struct", "_abc",
+                           "_typing"})
 _IMPURE_BUILTINS = frozenset({"print", "input", "open", "eval", "exec", "compile", "breakpoint", "__import__"})
 _SHOW_VALUES = (str, repr, format, ascii)
 _TAKES_FUNCTION = (map, filter, sorted, max, min, functools.reduce, itertools.accumulate, itertools.groupby, itertools.starmap,
@@ -35,11 +36,13 @@ _READ_ONLY = frozenset({"get", "keys", "values", "items", "copy", "index", "coun
                         "issuperset", "isdisjoint", "symmetric_difference", "__len__", "__contains__", "__iter__", "__getitem__",
                         "__eq__", "__ne__", "__reversed__", "__or__", "__and__", "__sub__", "__class_getitem__", "__hash__", "__repr__",
                         "__add__", "__mul__", "__lt__", "__le__", "__gt__", "__ge__"})
-_BINARY = {getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift",
+_BINARY = {getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor",
+                                          "lshift",
                                           "rshift")}
 _COMPARE = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 _UNARY = {operator.neg, operator.pos, operator.invert, operator.abs}
-_INPLACE = {getattr(operator, n) for n in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor",
+_INPLACE = {getattr(operator, n) for n in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
+                                           "ixor",
                                            "ilshift", "irshift")}
 
 
@@ -91,9 +94,8 @@ class Natives(TorchCalls):
             found = special(self, *args, **kwargs)
             if found is not MISSING:
                 return found
-        if kind in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
-            if kind is not types.ClassMethodDescriptorType and args:
-                return self._descriptor(function, args, kwargs)
+        if kind in (types.MethodDescriptorType, types.WrapperDescriptorType) and args:
+            return self._descriptor(function, args, kwargs)
         if isinstance(function, type):
             return self.construct(function, args, kwargs)
         owner = getattr(function, "__self__", None)
@@ -182,7 +184,8 @@ class Natives(TorchCalls):
             args = tuple(self._iterable(a) if not isinstance(self.contents(a), dict) else self.contents(a) for a in args)
         elif name == "sort":
             kwargs = {k: self.callback(v) if k == "key" else v for k, v in kwargs.items()}
-        if isinstance(owner, (list, tuple, collections.deque)) and name in ("index", "count", "remove") and self._python_equality(owner, args):
+        if isinstance(owner, (list, tuple, collections.deque)) and name in ("index", "count", "remove") \
+                and self._python_equality(owner, args):
             raise break_here("python-equality", f"{name} on a list of objects with their own __eq__ is not captured", "use a loop")
         return self.native(getattr(target, name), *args, **kwargs)
 
@@ -231,7 +234,8 @@ class Natives(TorchCalls):
         if isinstance(owner, type):
             if name == "__new__":
                 return self.native(function, *map(self.contents, args), **kwargs)
-            if owner.__module__ in ("builtins", "collections") or name in ("__subclasses__", "mro", "__subclasshook__", "__init_subclass__"):
+            if owner.__module__ in ("builtins", "collections") or name in (
+                    "__subclasses__", "mro", "__subclasshook__", "__init_subclass__"):
                 return self.native(function, *map(self._iterable, args), **kwargs)
         if module == "builtins" and name not in _IMPURE_BUILTINS or module in _PURE_MODULES:
             return self._pure(function, args, kwargs)
@@ -314,7 +318,8 @@ class Natives(TorchCalls):
         return obj
 
     def _builtin_instance(self, cls: type, args: tuple, kwargs: dict) -> Any:
-        if cls in _TAKES_ITERABLE or cls in _SHOW_VALUES or cls in (int, float, bool, complex, bytes, range, slice, object, property, staticmethod,
+        if cls in _TAKES_ITERABLE or cls in _SHOW_VALUES or cls in (
+                int, float, bool, complex, bytes, range, slice, object, property, staticmethod,
                                                                    classmethod) or cls.__module__ == "itertools":
             if cls in (int, float, complex) and args and isinstance(args[0], torch.Tensor):
                 raise break_here("item", f"{cls.__name__}() reads the value of a tensor", "keep the value in a tensor")
@@ -329,7 +334,8 @@ class Natives(TorchCalls):
         if cls is collections.defaultdict:
             return self.native(cls, *(self.callback(a) if i == 0 else self._iterable(a) for i, a in enumerate(args)), **kwargs)
         if cls.__module__.partition(".")[0] in ("builtins", "collections", "torch", "types", "functools", "operator", "weakref"):
-            if cls.__module__.startswith("torch") and (cls.__name__ in ("Generator", "Event", "Stream", "_InferenceMode") or "Guard" in cls.__name__):
+            if cls.__module__.startswith("torch") and (
+                    cls.__name__ in ("Generator", "Event", "Stream", "_InferenceMode") or "Guard" in cls.__name__):
                 raise break_here("unsupported-torch", f"{cls.__name__}(...) is not captured", "make it outside the compiled function")
             return self.native(cls, *map(self.contents, args), **kwargs)
         if cls.__flags__ & (1 << 9):                       # a class of the program without a constructor of its own

@@ -118,7 +118,9 @@ class Recipes(Natives):
     def _cell(self, cell: types.CellType) -> Recipe:
         source = self.cell_source(cell)
         if source is not None:
-            return FromSource(CellObject(source.name) if isinstance(source, Cell) else Item(Attr(source.function, "__closure__"), source.index))
+            if isinstance(source, Cell):
+                return FromSource(CellObject(source.name))
+            return FromSource(Item(Attr(source.function, "__closure__"), source.index))
         made = self._begin(cell, New("cell"))
         try:
             contents = cell.cell_contents
@@ -176,8 +178,7 @@ class Recipes(Natives):
         cls = type(value)
         if isinstance(value, BaseException):
             if cls.__init__ in (BaseException.__init__, Exception.__init__) or cls.__module__ == "builtins":
-                made = self._begin(value, New("call", [self.recipe(cls), *map(self.recipe, value.args)]))
-                return made
+                return self._begin(value, New("call", [self.recipe(cls), *map(self.recipe, value.args)]))
         elif not cls.__flags__ & (1 << 9):                 # a class in C: only Python's own containers are known
             raise self._refuse(value)
         made = self._begin(value, New("instance", [self.recipe(cls)]))

@@ -28,7 +28,8 @@ _UNSUPPORTED = frozenset({"backward", "register_hook", "register_post_accumulate
                           "storage_offset", "record_stream", "__deepcopy__", "__reduce_ex__", "__reduce__", "__setstate__", "detach_",
                           "apply_", "map_", "as_subclass", "_make_subclass", "from_numpy", "frombuffer", "manual_seed", "seed",
                           "compile", "set_default_device", "set_default_dtype", "set_num_threads", "use_deterministic_algorithms",
-                          "save", "load", "__enter__", "__exit__", "set_rng_state", "get_rng_state", "grad", "vmap", "from_dlpack", "set_flush_denormal",
+                          "save", "load", "__enter__", "__exit__", "set_rng_state", "get_rng_state", "grad", "vmap", "from_dlpack",
+                          "set_flush_denormal",
                           "set_printoptions", "set_default_tensor_type", "set_float32_matmul_precision", "cond"})
 # Reductions without a neutral element: fake tensors do not always raise where eager does.
 _NEED_ELEMENTS = frozenset({"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode", "kthvalue"})
@@ -106,10 +107,12 @@ class TorchCalls(Operators):
             raise break_here("data-dependent", f"{_name(target)} gives a result whose form depends on the values of a tensor",
                              "use an operator whose result has a fixed shape, such as torch.where") from error
         except Exception as error:
-            raise break_here("operator-error", f"{_name(target)} raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            first_line = (str(error).splitlines() or [""])[0]
+            raise break_here("operator-error", f"{_name(target)} raises {type(error).__name__}: {first_line}",
                              "none needed if eager raises too") from error
         if not holds_tensor(result) and function is not operator.setitem:
-            if result is None and kind == "call_function" and not isinstance(target, types.FunctionType) and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
+            if result is None and kind == "call_function" and not isinstance(target, types.FunctionType) \
+                    and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
                 raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
             if result is not None or not _any_tensor(args, kwargs):
                 return result

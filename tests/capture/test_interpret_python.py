@@ -297,7 +297,8 @@ def matching(shape, seq, obj):
 @case(3.14159, "w")
 def text(x, s):
     width = 10
-    return f"{x:.2f} {s!r:>{width}} {x!s} {{}} {width=}", "%s-%d" % (s, 3), s.join("abc").upper()
+    old = "%s-%d" % (s, 3)  # noqa: UP031
+    return f"{x:.2f} {s!r:>{width}} {x!s} {{}} {width=}", old, s.join("abc").upper()
 
 
 @case(5)
