@@ -95,14 +95,16 @@ def time_tiles() -> None:
         default = choose(kernel)
         variants = {default}
         if default.y:
-            variants |= {Tiling(a, b, x_axes=1, num_warps=w) for a, b, w in ((32, 32, 4), (64, 64, 8), (64, 32, 8), (128, 32, 8), (32, 64, 4))}
+            shapes = ((32, 32, 4), (64, 64, 8), (64, 32, 8), (128, 32, 8), (32, 64, 4))
+            variants |= {Tiling(a, b, x_axes=1, num_warps=w) for a, b, w in shapes}
         elif not any(p.axes for p in kernel.phases):
-            variants |= {Tiling(a, x_axes=len(kernel.axes), num_warps=w) for a, w in ((512, 4), (1024, 4), (1024, 8), (2048, 8), (2048, 4), (4096, 8))}
+            sizes = ((512, 4), (1024, 4), (1024, 8), (2048, 8), (2048, 4), (4096, 8))
+            variants |= {Tiling(a, x_axes=len(kernel.axes), num_warps=w) for a, w in sizes}
         elif default.persistent:
             variants |= {Tiling(default.x * m, x_axes=len(kernel.axes), persistent=True, num_warps=w) for m in (1, 2) for w in (4, 8, 16)}
         else:
-            variants |= {Tiling(a, r=r, x_axes=len(kernel.axes), num_warps=w) for a in (1, 8, 16, 32, 64) for r in (32, 64, 128, 256, 512, 2048)
-                         for w in (8, 16) if 1024 <= a * r <= 8192 and (default.x > 1) == (a > 1)}
+            variants |= {Tiling(a, r=r, x_axes=len(kernel.axes), num_warps=w) for a in (1, 8, 16, 32, 64)
+                         for r in (32, 64, 128, 256, 512, 2048) for w in (8, 16) if 1024 <= a * r <= 8192 and (default.x > 1) == (a > 1)}
         tensors = []
         for buffer in (program.buffers[b] for b in step.buffers):
             span = 1 + sum((s - 1) * t for s, t in zip(buffer.shape, buffer.stride))
@@ -162,7 +164,8 @@ def time_models() -> None:
             step(run)
             torch.cuda.synchronize()
             first = time.perf_counter()
-            print(f"  {mode}: stages {traced - start:.2f} s, first step {first - traced:.2f} s, steady {wall(lambda: step(run), 10):.2f} ms; "
+            steady = wall(lambda: step(run), 10)
+            print(f"  {mode}: stages {traced - start:.2f} s, first step {first - traced:.2f} s, steady {steady:.2f} ms; "
                   + ", ".join(f"{len(p.steps)} steps" for _, p in run.made), flush=True)
             if mode == "reduce-overhead":
                 print("  ", [(w.replays, w.plain, str(w.verdict)) for w, _ in run.made if hasattr(w, "replays")], flush=True)

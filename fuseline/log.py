@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Callable
 
-ARTIFACTS = ("capture", "graph", "aten", "breaks", "guards", "recompiles", "fusion", "loops", "code", "memory", "cudagraphs", "cache", "times")
+ARTIFACTS = ("capture", "graph", "aten", "breaks", "guards", "recompiles", "fusion", "loops", "code", "memory", "cudagraphs", "cache",
+             "times")
 
 logger = logging.getLogger("fuseline")
 

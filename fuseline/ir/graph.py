@@ -5,10 +5,11 @@ expressions over size symbols (`s0`). It prints as text that `fuseline.ir.parse.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Union
+from typing import Any, Union
 
+from fuseline.errors import InternalError
 from fuseline.ir.dtypes import DType
 from fuseline.ir.expr import Expr
 
@@ -86,11 +87,18 @@ class Node:
     __repr__ = __str__
 
     @property
+    def tensor(self) -> TensorType:
+        """The type of a node that is known to give one tensor. Raises InternalError for any other."""
+        if not isinstance(self.type, TensorType):
+            raise InternalError(f"%{self.name} of {self.op} is no tensor but {show_type(self.type)}")
+        return self.type
+
+    @property
     def operands(self) -> tuple[Node, ...]:
         """All nodes that this one reads, in order, with repetitions."""
         return tuple(nodes_in(self.args)) + tuple(nodes_in(tuple(v for _, v in self.kwargs)))
 
-    def with_operands(self, mapping: dict[Node, object]) -> Node:
+    def with_operands(self, mapping: Mapping[Node, object]) -> Node:
         """A copy that reads mapping[n] in place of every operand n that the mapping has; itself if nothing changes."""
         if not any(n in mapping for n in self.operands):
             return self
@@ -133,7 +141,7 @@ def nodes_in(arg: object) -> Iterator[Node]:
             yield from nodes_in(a)
 
 
-def substitute(arg: object, mapping: dict[Node, object]) -> object:
+def substitute(arg: Any, mapping: Mapping[Node, object]) -> Any:
     if isinstance(arg, Node):
         return mapping.get(arg, arg)
     if isinstance(arg, (tuple, list)):

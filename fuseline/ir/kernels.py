@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from fuseline.ir.dtypes import DType
-from fuseline.ir.expr import Expr, Sym
+from fuseline.ir.expr import Sym
 from fuseline.ir.graph import Size
 
 # ---------------------------------------------------------------- statements of a kernel body (SSA: each name once a kernel)

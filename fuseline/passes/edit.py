@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from fuseline.ir.graph import Graph, Node, Type, substitute
 
@@ -16,11 +17,11 @@ class Editor:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.mapping: dict[Node, object] = {}
+        self.mapping: dict[Node, Any] = {}
         self.nodes: list[Node] = []
         self._names = {n.name for n in (*graph.inputs, *graph.nodes)}
 
-    def new(self, arg: object) -> object:
+    def new(self, arg: Any) -> Any:
         """An argument of the old graph as the new graph has it."""
         return substitute(arg, self.mapping)
 

@@ -1,6 +1,8 @@
 """What passes ask about nodes: random or not, dependent on parameters only or not, elementwise or not."""
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from fuseline.ir.graph import Graph, Node, TensorType
 
 RANDOM = frozenset({
@@ -47,5 +49,5 @@ def static_nodes(graph: Graph) -> frozenset[Node]:
     return frozenset(static)
 
 
-def is_tensor(node: object) -> bool:
+def is_tensor(node: object) -> TypeGuard[Node]:
     return isinstance(node, Node) and isinstance(node.type, TensorType)

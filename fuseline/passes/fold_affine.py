@@ -7,6 +7,7 @@ parameters is hoisted by lower, so folding costs nothing per call and is redone 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fuseline.ir.dtypes import F32, F64
 from fuseline.ir.graph import Graph, Node, TensorType, contiguous
@@ -24,7 +25,7 @@ def fold_affine(graph: Graph) -> Graph:
     chains: dict[Node, list[Node]] = {}                 # last link -> [convolution, link, link, ...]
     for node in graph.nodes:
         conv = Convolution.of(node)
-        if conv is None or conv.transposed or conv.weight not in static or node.type.dtype not in (F32, F64):
+        if conv is None or conv.transposed or conv.weight not in static or node.tensor.dtype not in (F32, F64):
             continue
         if conv.bias is not None and conv.bias not in static:
             continue
@@ -62,27 +63,27 @@ def _per_channel(other: object, value: Node, static: frozenset[Node]) -> bool:
         return True
     if not isinstance(other, Node) or other not in static or not isinstance(other.type, TensorType):
         return False
-    if other.type.dtype != value.type.dtype:
+    if other.type.dtype != value.tensor.dtype:
         return False
-    shape = (1,) * (value.type.rank - other.type.rank) + other.type.shape
-    return all(size == (value.type.shape[1] if axis == 1 else 1) for axis, size in enumerate(shape))
+    shape = (1,) * (value.tensor.rank - other.type.rank) + other.type.shape
+    return all(size == (value.tensor.shape[1] if axis == 1 else 1) for axis, size in enumerate(shape))
 
 
 def _folded(editor: Editor, chain: list[Node]) -> Node:
     node = chain[0]
     conv = Convolution.of(node)
     assert conv is not None
-    channels, dtype, device = node.type.shape[1], node.type.dtype, node.type.device
+    channels, dtype, device = node.tensor.shape[1], node.tensor.dtype, node.tensor.device
     vector = TensorType(dtype, (channels,), (1,), device)
     origin = chain[-1].origin
 
-    def flat(value: object) -> object:
+    def flat(value: Any) -> Any:
         if not isinstance(value, Node):
             return value
         new = editor.new(value)
         return new if value.type == vector else editor.emit("aten.reshape.default", (new, (channels,)), vector, origin=origin)
 
-    def binary(op: str, a: object, b: object) -> object:
+    def binary(op: str, a: Any, b: Any) -> Any:
         if not isinstance(a, Node) and not isinstance(b, Node):
             return {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[op]()
         if not isinstance(a, Node):                       # a number on the left: aten's overloads want the tensor first
@@ -107,8 +108,9 @@ def _folded(editor: Editor, chain: list[Node]) -> Node:
         value = link
     weight = editor.new(conv.weight)
     if isinstance(scale, Node):
-        shape = (channels,) + (1,) * (conv.weight.type.rank - 1)
-        column = editor.emit("aten.reshape.default", (scale, shape), TensorType(dtype, shape, contiguous(shape), device), origin=origin)
+        shape = (channels,) + (1,) * (conv.weight.tensor.rank - 1)
+        type_ = TensorType(dtype, shape, contiguous(shape), device)
+        column = editor.emit("aten.reshape.default", (scale, shape), type_, origin=origin)
         weight = editor.emit("aten.mul.Tensor", (weight, column), conv.weight.type, origin=origin, hint="folded_weight")
     elif scale != 1:
         weight = editor.emit("aten.mul.Tensor", (weight, scale), conv.weight.type, origin=origin, hint="folded_weight")

@@ -77,15 +77,15 @@ def _claims(other: Node, add: Node, users: dict, order: dict, node: Node) -> boo
 
 def _library(node: Node, static: frozenset[Node], libraries: Container[str]) -> str | None:
     conv = Convolution.of(node)
-    if conv is None or conv.transposed or conv.x.type.rank != 4 or conv.weight not in static:
+    if conv is None or conv.transposed or conv.x.tensor.rank != 4 or conv.weight not in static:
         return None
     if conv.bias is not None and conv.bias not in static:
         return None
-    if not all(isinstance(s, int) for s in conv.x.type.shape):
+    if not all(isinstance(s, int) for s in conv.x.tensor.shape):
         return None
-    if node.type.device == "cpu":
-        return "onednn" if "onednn" in libraries and node.type.dtype == F32 else None
-    return "cudnn" if "cudnn" in libraries and node.type.dtype in (F32, F16, BF16) else None
+    if node.tensor.device == "cpu":
+        return "onednn" if "onednn" in libraries and node.tensor.dtype == F32 else None
+    return "cudnn" if "cudnn" in libraries and node.tensor.dtype in (F32, F16, BF16) else None
 
 
 def _onednn(editor: Editor, fusion: _Fusion, end: Node) -> Node:
@@ -93,7 +93,7 @@ def _onednn(editor: Editor, fusion: _Fusion, end: Node) -> Node:
     assert conv is not None
     settings = (conv.padding, conv.stride, conv.dilation, conv.groups)
     packed = editor.emit("mkldnn._reorder_convolution_weight.default",
-                         (editor.new(conv.weight), *settings, tuple(conv.x.type.shape)), conv.weight.type,
+                         (editor.new(conv.weight), *settings, tuple(conv.x.tensor.shape)), conv.weight.type,
                          origin=end.origin, hint="packed_weight")
     x, bias = editor.new(conv.x), editor.new(conv.bias)
     activation = fusion.activation or "none"
@@ -119,8 +119,9 @@ def _cudnn(editor: Editor, fusion: _Fusion, end: Node) -> Node:
     made = editor.emit("aten.convolution.default", replace(conv, x=x, weight=weight, bias=None).args(), fusion.conv.type,
                        origin=end.origin, hint=fusion.conv.name)
     if bias is not None:
-        shape = (conv.weight.type.shape[0], 1, 1)
-        column = editor.emit("aten.reshape.default", (bias, shape), TensorType(end.type.dtype, shape, contiguous(shape), end.type.device))
+        shape = (conv.weight.tensor.shape[0], 1, 1)
+        type_ = TensorType(end.tensor.dtype, shape, contiguous(shape), end.tensor.device)
+        column = editor.emit("aten.reshape.default", (bias, shape), type_)
         made = editor.emit("aten.add.Tensor", (made, column), fusion.conv.type, origin=end.origin)
     if fusion.residual is not None:
         made = editor.emit("aten.add.Tensor", (made, editor.new(fusion.residual)), fusion.conv.type, origin=end.origin)

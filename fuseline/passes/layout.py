@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
-from fuseline.ir.graph import Graph, Node, TensorType
+from fuseline.ir.graph import Graph, Node, TensorType, Type
 from fuseline.passes.convolution import Convolution, channels_last_stride, is_channels_last
 from fuseline.passes.edit import Editor
 from fuseline.passes.facts import is_tensor
@@ -75,17 +75,16 @@ class _LayoutEditor(Editor):
         self.restored: dict[Node, Node] = {}
 
     def channels_last(self, old: Node, origin: str) -> Node:
-        new = self.new(old)
-        assert isinstance(new, Node)
-        if is_channels_last(new.type):
+        new: Node = self.new(old)
+        if is_channels_last(new.tensor):
             return new
         if new not in self.converted:
-            type_ = replace(new.type, stride=channels_last_stride(new.type.shape))
+            type_ = replace(new.tensor, stride=channels_last_stride(new.tensor.shape))
             self.converted[new] = self.emit("aten.clone.default", (new,), type_, kwargs=(("memory_format", "channels_last"),),
                                             origin=origin, hint=f"{old.name}_cl")
         return self.converted[new]
 
-    def restore(self, old: Node, type_: object) -> None:
+    def restore(self, old: Node, type_: Type) -> None:
         new = self.mapping.get(old, old)
         if not is_tensor(new) or new.type == type_ or old in self.restored:
             return
@@ -94,12 +93,12 @@ class _LayoutEditor(Editor):
 
 
 def _is_4d(node: object) -> bool:
-    return is_tensor(node) and node.type.rank == 4
+    return is_tensor(node) and node.tensor.rank == 4
 
 
 def _converts(node: Node) -> bool:
     conv = Convolution.of(node)
-    return conv is not None and _is_4d(conv.x) and node.type.dtype.is_float
+    return conv is not None and _is_4d(conv.x) and node.tensor.dtype.is_float
 
 
 def _pays(graph: Graph) -> bool:
@@ -107,7 +106,7 @@ def _pays(graph: Graph) -> bool:
     for node in graph.nodes:
         conv = Convolution.of(node)
         if conv is not None and _is_4d(conv.x) and not conv.transposed:
-            channels = [s for s in (conv.x.type.shape[1], node.type.shape[1]) if isinstance(s, int)]
+            channels = [s for s in (conv.x.tensor.shape[1], node.tensor.shape[1]) if isinstance(s, int)]
             if channels and max(channels) >= 16:
                 return True
     return False
@@ -118,23 +117,24 @@ def _convolution(editor: _LayoutEditor, node: Node) -> Node:
     assert conv is not None
     made = replace(conv, x=editor.channels_last(conv.x, node.origin), weight=editor.channels_last(conv.weight, node.origin),
                    bias=editor.new(conv.bias))
-    type_ = replace(node.type, stride=channels_last_stride(node.type.shape))
+    type_ = replace(node.tensor, stride=channels_last_stride(node.tensor.shape))
     return editor.emit(node.op, made.args(), type_, origin=node.origin, hint=node.name)
 
 
 def _convolution_backward(editor: _LayoutEditor, node: Node) -> Node:
     grad, x, weight = (editor.channels_last(n, node.origin) for n in node.args[:3])
-    types = tuple(t if t is None or t.rank != 4 else replace(t, stride=channels_last_stride(t.shape)) for t in node.type)
+    types = tuple(replace(t, stride=channels_last_stride(t.shape)) if isinstance(t, TensorType) and t.rank == 4 else t
+                  for t in (node.type if isinstance(node.type, tuple) else (node.type,)))
     return editor.emit(node.op, (grad, x, weight, *editor.new(node.args[3:])), types, origin=node.origin, hint=node.name)
 
 
-def _followed(old: Node, made: Node) -> object:
+def _followed(old: Node, made: Node) -> Type:
     """The type of an elementwise node after its operands changed layout: channels-last if a full-sized operand is."""
-    def follow(type_: object) -> object:
+    def follow(type_: Type) -> Type:
         if not isinstance(type_, TensorType) or type_.rank != 4:
             return type_
-        full = [o.type for o in made.operands if is_tensor(o) and o.type.rank == 4 and o.type.shape[1] == type_.shape[1]
-                and 1 not in (o.type.shape[2], o.type.shape[3])]
+        full = [t for o in made.operands if isinstance(t := o.type, TensorType) and t.rank == 4 and t.shape[1] == type_.shape[1]
+                and 1 not in (t.shape[2], t.shape[3])]
         if full and any(is_channels_last(t) for t in full) and all(
                 is_channels_last(t) for t in full if t.shape == type_.shape and not _broadcast(t)):
             return replace(type_, stride=channels_last_stride(type_.shape))

@@ -1,4 +1,7 @@
-"""Whole programs through the CUDA executor with Triton's interpreter as the device (run by tests/codegen/triton/test_triton_interpreted.py)."""
+"""Whole programs through the CUDA executor with Triton's interpreter as the device.
+
+Run by tests/codegen/triton/test_triton_interpreted.py.
+"""
 from __future__ import annotations
 
 import pathlib
@@ -95,7 +98,8 @@ def scale(n: Any, factor: float) -> Kernel:
 def test_hoisted_steps_run_again_when_what_they_read_changes() -> None:
     def buffer(name: str, kind: str = "temp", static: bool = False) -> Buffer:
         return Buffer(name, F32, (40,), (1,), "cuda:0", kind, static)
-    buffers = {b.name: b for b in (buffer("x", "input"), buffer("w", "input", True), buffer("h"), buffer("t"), buffer("u"), buffer("o", "output"))}
+    buffers = {b.name: b for b in (buffer("x", "input"), buffer("w", "input", True), buffer("h"), buffer("t"), buffer("u"),
+                                   buffer("o", "output"))}
     buffers["g"] = buffer("g")                               # needed by hoisted steps only
     program = LoopProgram(("x", "w"), buffers, (
         Launch(scale(40, 2.0), ("x", "t")), Extern("aten.add.Tensor", (Ref("t"), Ref("h")), (), ("u",), "aten.add.out"),
