@@ -216,6 +216,8 @@ class _Name(str):
 class InputSource(torch._guards.Source):
     """What torch's ShapeEnv wants to know of where a symbol came from: a name."""
 
+    label: str
+
     def __init__(self, label: str) -> None:
         object.__setattr__(self, "label", label)
 
@@ -234,12 +236,12 @@ class InputSource(torch._guards.Source):
         return isinstance(other, InputSource) and self.label == other.label
 
 
-def new_shape_env() -> object:
+def new_shape_env() -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
-    return ShapeEnv(duck_shape=False)
+    return ShapeEnv(duck_shape=False, allow_dynamic_output_shape_ops=False, allow_scalar_outputs=False)
 
 
-def symbolic_formulas(wanted: bool) -> object:
+def symbolic_formulas(wanted: bool) -> AbstractContextManager:
     """A context in which operators use torch's Python formulas where there are any: C++ ones do not take every symbolic size."""
     return torch._C._EnablePythonDispatcher() if wanted else contextlib.nullcontext()
 
@@ -251,7 +253,7 @@ def to_symbolic_fake(mode: _FakeTensorMode, tensor: torch.Tensor, axes: frozense
     return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
 
-def new_symbolic_int(shape_env: object, value: int, label: str) -> torch.SymInt:
+def new_symbolic_int(shape_env: Any, value: int, label: str) -> torch.SymInt:
     """A symbolic int with a hint, of any sign."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic
     source = InputSource(label)
@@ -259,22 +261,22 @@ def new_symbolic_int(shape_env: object, value: int, label: str) -> torch.SymInt:
     return shape_env.create_symintnode(symbol, hint=value, source=source)
 
 
-def expression_of(number: object) -> object:
+def expression_of(number: Any) -> Any:
     """The sympy expression of a SymInt, SymFloat or SymBool; of a plain number, the number itself."""
     import sympy
     return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.sympify(number)
 
 
-def symbol_of(number: torch.SymInt) -> object:
+def symbol_of(number: torch.SymInt) -> Any:
     return number.node.expr
 
 
-def number_from(shape_env: object, expression: object) -> torch.SymInt | int:
+def number_from(shape_env: Any, expression: Any) -> torch.SymInt | int:
     """The SymInt of an expression over known symbols."""
     return int(expression) if expression.is_Integer else shape_env.create_symintnode(expression, hint=None)
 
 
-def operation_of(expression: object) -> tuple[object, tuple]:
+def operation_of(expression: Any) -> tuple[Callable, tuple]:
     """(operator function, operands) of a compound size expression. Raises NotImplementedError for one without a Python form."""
     import operator as op
 
@@ -302,17 +304,16 @@ def operation_of(expression: object) -> tuple[object, tuple]:
     raise NotImplementedError(f"a size expression {name}")
 
 
-def shape_guard_texts(shape_env: object) -> list[tuple[str, set[str]]]:
+def shape_guard_texts(shape_env: Any) -> list[tuple[str, set[str]]]:
     """What a ShapeEnv decided so far: pairs of a condition in Python and the names of its symbols."""
     found = []
     for guard in shape_env.guards:
-        text = _python_text(guard.expr)
-        if text is not None and guard.expr.free_symbols:
-            found.append((text, {str(s) for s in guard.expr.free_symbols}))
+        if guard.expr.free_symbols:
+            found.append((_python_text(guard.expr), {str(s) for s in guard.expr.free_symbols}))
     return found
 
 
-def _python_text(e: object) -> str | None:
+def _python_text(e: Any) -> str:
     import sympy
     signs = {"Equality": "==", "Unequality": "!=", "LessThan": "<=", "StrictLessThan": "<", "GreaterThan": ">=", "StrictGreaterThan": ">"}
     name = type(e).__name__
@@ -361,7 +362,7 @@ def memory_overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _extent(t: torch.Tensor) -> tuple[int, int]:
     start = t.storage_offset() * t.element_size()
-    return start, start + t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())))
+    return int(start), int(start + t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))))
 
 
 def version_of(tensor: torch.Tensor) -> int:
