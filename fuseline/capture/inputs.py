@@ -106,7 +106,10 @@ class Inputs(Provenance):
     # -- symbolic numbers in the graph --------------------------------------------------------------------------
     def number_node(self, value: Any) -> Any:
         """The FX node (or plain number) of a SymInt, SymFloat or SymBool."""
-        return self._expression_node(torch_internals.expression_of(value))
+        try:
+            return self._expression_node(torch_internals.expression_of(value))
+        except NotImplementedError as error:
+            raise break_here("size-expression", f"{error} cannot be computed in a graph", "compute the size outside") from None
 
     def _expression_node(self, expression: Any) -> Any:
         if expression.is_Integer:
@@ -137,7 +140,7 @@ class Inputs(Provenance):
         texts = torch_internals.shape_guard_texts(self.shape_env)
         items = tuple((str(symbol), place) for symbol, place in self.symbols.items())
         guards = []
-        for text, names in [*texts, *((f"{name} >= 2", {name}) for name, _ in items)]:
+        for text, names in [*texts, *((f"{name} >= 2", {name}) for name, place in items if place[1] is not None)]:
             used = tuple(i for i in items if i[0] in names)
             if len(used) == len(names):
                 guards.append(Guard(None, "sizes", text, "", used))

@@ -20,9 +20,11 @@ from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
 from fuseline.capture.torch_calls import TorchCalls
 from fuseline.ir.region import Attr
 
-_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_struct", "_abc",
-                           "_typing"})
+_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_heapq", "_abc", "_typing"})
 _IMPURE_BUILTINS = frozenset({"print", "input", "open", "eval", "exec", "compile", "breakpoint", "__import__"})
+# C functions that change the container that they are given first.
+_CHANGES_FIRST = frozenset({"_count_elements", "insort", "insort_left", "insort_right", "heappush", "heappop", "heapify", "heapreplace",
+                            "heappushpop"})
 _SHOW_VALUES = (str, repr, format, ascii)
 _TAKES_FUNCTION = (map, filter, sorted, max, min, functools.reduce, itertools.accumulate, itertools.groupby, itertools.starmap,
                    itertools.takewhile, itertools.dropwhile, itertools.filterfalse)
@@ -259,8 +261,15 @@ class Natives(TorchCalls):
 
     def _pure(self, function: Any, args: tuple, kwargs: dict) -> Any:
         """A C function without effects: called on shadows and fakes."""
+        if getattr(function, "__name__", "") in _CHANGES_FIRST:
+            return self.native(function, self.writable(args[0]), *map(self.contents, args[1:]), **kwargs)
+        if getattr(function, "__name__", "") == "dir" or function is operator.length_hint and self.source(args[0]) is not None:
+            raise break_here("introspection", "dir() looks at everything in an object", "ask for the attributes by name")
         if function in _SHOW_VALUES and any(map(_deep_tensor, map(self.contents, args))):
             raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+        if function in _SHOW_VALUES and any(_shows_itself(self.contents(a)) for a in args):
+            raise break_here("text-of-objects", "the text of objects with their own __repr__ or __str__ is not captured",
+                             "format them outside the compiled function")
         if function in _SHOW_VALUES or function is hash:
             args = tuple(plain_number(a) for a in args)
         if function in _TAKES_FUNCTION:
@@ -356,6 +365,18 @@ def _deep_tensor(value: Any, depth: int = 0) -> bool:
         return any(_deep_tensor(v, depth + 1) for v in value)
     return type(value).__module__ not in ("builtins", "torch") and any(
         _deep_tensor(v, depth + 1) for v in getattr(value, "__dict__", {}).values()) if not isinstance(value, type) else False
+
+
+def _shows_itself(value: Any, depth: int = 0) -> bool:
+    """Whether native code that makes a value's text would run methods of the program."""
+    kind = type(value)
+    if is_python(kind, "__repr__") or is_python(kind, "__str__") or is_python(kind, "__format__"):
+        return True
+    if depth > 4 or isinstance(value, type):
+        return False
+    if isinstance(value, dict):
+        return any(_shows_itself(v, depth + 1) for pair in value.items() for v in pair)
+    return isinstance(value, (list, tuple, set, frozenset, collections.deque)) and any(_shows_itself(v, depth + 1) for v in value)
 
 
 # ---------------------------------------------------------------- builtins that follow the program's own protocols
@@ -531,6 +552,49 @@ def _any_of(world: Natives, items: Any) -> bool:
 @special(all)
 def _all_of(world: Natives, items: Any) -> bool:
     return builtins.all(world.truth(item) for item in world.iterate(items))
+
+
+@special(operator.iconcat)
+def _iconcat(world: Natives, a: Any, b: Any) -> Any:
+    return world.inplace(operator.iadd, a, b)
+
+
+@special(operator.delitem)
+def _delitem(world: Natives, value: Any, key: Any) -> None:
+    world.delitem(value, key)
+
+
+if hasattr(operator, "call"):
+    @special(operator.call)
+    def _call(world: Natives, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return world.interpreter_call(function, args, kwargs)
+
+
+@special(str)
+def _str(world: Natives, *args: Any) -> Any:
+    if len(args) == 1 and not isinstance(args[0], torch.Tensor):
+        if is_python(type(args[0]), "__str__"):
+            return world.interpreter_call(world.getattr(args[0], "__str__"), (), {})
+        if lookup(type(args[0]), "__str__")[1] is object.__str__:
+            return _repr(world, args[0])
+    return MISSING
+
+
+@special(repr)
+def _repr(world: Natives, value: Any) -> Any:
+    if is_python(type(value), "__repr__") and not isinstance(value, torch.Tensor):
+        return world.interpreter_call(world.getattr(value, "__repr__"), (), {})
+    return world.native(repr, value) if type(value) is type or isinstance(value, BaseException) else MISSING
+
+
+@special(format)
+def _format(world: Natives, value: Any, *spec: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return MISSING
+    if is_python(type(value), "__format__"):
+        return world.interpreter_call(world.getattr(value, "__format__"), spec or ("",), {})
+    plain = lookup(type(value), "__format__")[1] is object.__format__
+    return world.interpreter_call(str, (value,), {}) if plain and (not spec or spec[0] == "") else MISSING
 
 
 def _register_operators() -> None:
