@@ -25,6 +25,7 @@ them. So softmax over rows is: axes (i,), phases max over j; sum of exp over j; 
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -37,7 +38,12 @@ from fuseline.ir.graph import Size
 Value = Union[str, int, float, bool]       # the name of an earlier statement, or a number of the statement's type
 
 
-@dataclass(frozen=True, slots=True)
+def _equal(a: tuple, b: tuple) -> bool:
+    """Equality of tuples of values and types in which 0.0 is not -0.0."""
+    return a == b and not any(type(x) is float and x == 0.0 and math.copysign(1.0, x) != math.copysign(1.0, y) for x, y in zip(a, b))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """name = buffer[index]; elements where `mask` (a bool value) is false are not read and are `other`.
 
@@ -52,14 +58,32 @@ class Load:
     mask: str | None = None
     other: Value = 0
 
+    def _key(self) -> tuple:
+        return (self.name, self.buffer, self.index, self.dtype, self.mask, self.other)
 
-@dataclass(frozen=True, slots=True)
+    def __eq__(self, other: object) -> bool:
+        return self is other or isinstance(other, Load) and _equal(self._key(), other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """name = op(args): one of `fuseline.ir.ops.OPS`. dtype is the result's; compute types only (no f16, bf16)."""
     name: str
     op: str
     args: tuple[Value, ...]
     dtype: DType
+
+    def _key(self) -> tuple:
+        return (self.name, self.op, self.dtype, *self.args)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or isinstance(other, Op) and _equal(self._key(), other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +94,7 @@ class Index:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Store:
     """buffer[index] = value, converted (rounded once) to the buffer's dtype. mode "add" accumulates (scatter)."""
     buffer: str
@@ -78,6 +102,15 @@ class Store:
     value: Value
     mask: str | None = None
     mode: str = "set"
+
+    def _key(self) -> tuple:
+        return (self.buffer, self.index, self.value, self.mask, self.mode)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or isinstance(other, Store) and _equal(self._key(), other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +248,7 @@ class LoopProgram:
     `hoisted` are steps that depend on static inputs only: they run once, and again when a version of one changes
     (inference only; empty otherwise). `plan` (made by schedule) maps a temp buffer to (arena, offset in bytes).
     """
-    inputs: tuple[object, ...]
+    inputs: tuple[str | Sym, ...]
     buffers: dict[str, Buffer]
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]

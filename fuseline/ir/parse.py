@@ -424,7 +424,7 @@ class _Reader:
         if self.accept(":"):
             device = f"{device}:{self.take()}"
         self.expect("inputs")
-        inputs: list[object] = []
+        inputs: list[str | Sym] = []
         heads = ("buffer", "kernel", "launch", "extern", "hoisted", "arena", "return")
         while self.peek() == "&" or (self.kind() == "name" and self.peek() not in heads):
             inputs.append(self.name() if self.accept("&") else self.size())

@@ -45,7 +45,7 @@ def lower(graph: Graph, *, inference: bool = False) -> LoopProgram:
     return LoopProgram(inputs, buffers, steps, outputs, _device(context), hoisted, verdicts=tuple(verdicts))
 
 
-def _input(context: Context, node: Node, values: dict[Node, object]) -> object:
+def _input(context: Context, node: Node, values: dict[Node, object]) -> str | Sym:
     if isinstance(node.type, ScalarType):
         sym = node.type.expr if isinstance(node.type.expr, Sym) else Sym(node.name)
         values[node] = sym if node.type.expr is None else node.type.expr

@@ -162,19 +162,22 @@ def div(k: KernelBuilder, a: Val, b: Val) -> Val:
 
 @elementwise("aten.div.Tensor_mode", "aten.div.Scalar_mode", operands=2)
 def div_mode(k: KernelBuilder, a: Val, b: Val, rounding_mode: str | None = None) -> Val:
-    if rounding_mode is None:
-        return a / b
+    return a / b if rounding_mode is None else _quotient(k, "floordiv" if rounding_mode == "floor" else "truncdiv", a, b)
+
+
+def _quotient(k: KernelBuilder, op: str, a: Val, b: Val) -> Val:
+    """PyTorch's CPU operators raise for an integer divided by zero, which kernels cannot."""
     if a.dtype == BOOL:
         raise LoweringError("integer division of booleans")
-    return k.op("floordiv" if rounding_mode == "floor" else "truncdiv", a, b)
+    if a.dtype.is_integer and k.device in (None, "cpu") and (isinstance(b.ref, str) or not b.ref):
+        raise LoweringError("an integer divisor that may be zero, for which PyTorch raises")
+    return k.op(op, a, b)
 
 
 def _divide(op: str, *names: str) -> None:
     @elementwise(*names, operands=2)
     def lower(k: KernelBuilder, a: Val, b: Val) -> Val:
-        if a.dtype == BOOL:
-            raise LoweringError("integer division of booleans")
-        return k.op(op, a, b)
+        return _quotient(k, op, a, b)
 
 
 _divide("floordiv", "aten.floor_divide.default", "aten.floor_divide.Scalar")
@@ -344,7 +347,7 @@ def _select(context: Context, condition: View, a: object, b: object) -> View:
 
 
 @lowering("aten.clamp.default", "aten.clamp.Tensor")
-def clamp(context: Context, x: View, min: object = None, max: object = None) -> View:     # noqa: A002: the schema's names
+def clamp(context: Context, x: View, min: object = None, max: object = None) -> View:     # the schema's names
     bounds = [("maximum", min), ("minimum", max)]
     used = [(op, bound) for op, bound in bounds if bound is not None]
 
@@ -368,6 +371,12 @@ def clone(context: Context, x: View, **_: object) -> View:
     if x.device != context.type.device:
         raise LoweringError(f"copy from {x.device} to {context.type.device}")
     return context.copy(x, context.result())
+
+
+@lowering("aten._neg_view.default")
+def neg_view(context: Context, x: View) -> View:
+    """PyTorch's lazy negation: memory that holds the negated numbers, so it must be done before kernels read it."""
+    return context.elementwise(lambda k, v: -v, (x,), "result")
 
 
 @lowering("aten.copy.default")

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -86,11 +87,15 @@ def load(program: LoopProgram, options: Options, constants: Mapping[str, torch.T
     return CudaExecutable(program, options, dict(constants or {}), platform)
 
 
+def _unfinished(*inputs: Any) -> tuple:
+    raise InternalError("a plan runs before its kernels are ready")
+
+
 @dataclass(slots=True)
 class _Plan:
     """A generated function for one tuple of sizes. `finish` waits for the kernels and makes `run`."""
     finish: Callable[[], None] | None
-    run: Callable[..., tuple] | None = None
+    run: Callable[..., tuple] = _unfinished
     launches: int = 0
     text: str = ""
     namespace: dict[str, Any] = field(default_factory=dict)
@@ -157,6 +162,8 @@ class CudaExecutable:
         if key != self._hoist_key:
             with self._lock:
                 plan = self._hoist_plan
+                if plan is None:
+                    raise InternalError("a program without hoisted steps has nothing to refresh")
                 if plan.finish is not None:
                     self._finish(plan)
                 self.hoisted = plan.run(*inputs)
@@ -201,18 +208,26 @@ class CudaExecutable:
                 plan.finish = None
 
 
+def _number_at(position: int, inputs: Sequence[Any]) -> int:
+    return int(inputs[position])
+
+
+def _extent_at(position: int, axis: int, inputs: Sequence[Any]) -> int:
+    return inputs[position].shape[axis]
+
+
 def _size_getters(program: LoopProgram) -> dict[str, Callable[[Sequence[Any]], int]]:
     """size symbol -> how its value is found among the inputs. Raises InternalError for one that no input has."""
     found: dict[str, Callable[[Sequence[Any]], int]] = {}
     for position, entry in enumerate(program.inputs):
         if isinstance(entry, Sym):
-            found[entry.name] = lambda inputs, i=position: int(inputs[i])
+            found[entry.name] = partial(_number_at, position)
     for position, entry in enumerate(program.inputs):
         if isinstance(entry, Sym):
             continue
         for axis, size in enumerate(program.buffers[entry].shape):
             if isinstance(size, Sym):
-                found.setdefault(size.name, lambda inputs, i=position, a=axis: inputs[i].shape[a])
+                found.setdefault(size.name, partial(_extent_at, position, axis))
     needed = {s.name for b in program.buffers.values() for e in (*b.shape, *b.stride) if isinstance(e, Expr) for s in symbols(e)}
     missing = needed - set(found)
     if missing:

@@ -50,6 +50,9 @@ class _Server:
         environment.setdefault("TRITON_CACHE_DIR", str(default_directory() / "triton"))
         self.process = subprocess.Popen([sys.executable, script, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         env=environment, text=True)
+        if self.process.stdin is None or self.process.stdout is None:
+            raise InternalError("the Triton compile process has no pipes")
+        self.requests, self.answers = self.process.stdin, self.process.stdout
         self.pending: dict[int, Future] = {}
         self.numbers = itertools.count()
         self.lock = threading.Lock()
@@ -61,15 +64,15 @@ class _Server:
             request["id"] = next(self.numbers)
             self.pending[request["id"]] = future
             try:
-                self.process.stdin.write(json.dumps(request) + "\n")
-                self.process.stdin.flush()
+                self.requests.write(json.dumps(request) + "\n")
+                self.requests.flush()
             except OSError as error:
                 self.pending.pop(request["id"])
                 future.set_exception(InternalError(f"the Triton compile process is gone: {error}"))
         return future
 
     def _read(self) -> None:
-        for line in self.process.stdout:
+        for line in self.answers:
             answer = json.loads(line)
             with self.lock:
                 future = self.pending.pop(answer["id"], None)
@@ -85,7 +88,7 @@ class _Server:
 
     def stop(self) -> None:
         if self.pid == os.getpid():
-            self.process.stdin.close()
+            self.requests.close()
 
 
 _server: _Server | None = None
@@ -93,13 +96,14 @@ _lock = threading.Lock()
 _known: dict[tuple, Future] = {}                  # every binary of this process, by key
 
 
-def start_workers() -> None:
-    """Start the compile process if it is not there; returns at once, while it is still importing Triton."""
+def start_workers() -> _Server:
+    """The compile process, started if it is not there; returns at once, while it is still importing Triton."""
     global _server
     with _lock:
         if _server is None or not _server.alive():
             _server = _Server(min(MAX_WORKERS, len(os.sched_getaffinity(0))))
             atexit.register(_server.stop)
+        return _server
 
 
 def submit(source: TritonSource, arch: int, cache: bool = True) -> Future:
@@ -117,10 +121,10 @@ def submit(source: TritonSource, arch: int, cache: bool = True) -> Future:
     if stored is not None:
         future.set_result(stored)
         return future
-    start_workers()
+    server = start_workers()
     log("code", source.text)
     request = {**asdict(source), "arch": arch}
-    _server.submit(request).add_done_callback(functools.partial(_deliver, future, _key(source, arch) if cache else None))
+    server.submit(request).add_done_callback(functools.partial(_deliver, future, _key(source, arch) if cache else None))
     return future
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import functools
 import json
 import linecache
 import multiprocessing
@@ -51,11 +52,11 @@ def main(workers: int) -> None:
     import triton.compiler  # noqa: F401
     lock = threading.Lock()
 
-    def write(future: concurrent.futures.Future) -> None:
+    def write(request_id: int, future: concurrent.futures.Future) -> None:
         try:
             answer = future.result()
         except Exception as error:                            # a worker died
-            answer = {"id": future.request_id, "error": repr(error)}
+            answer = {"id": request_id, "error": repr(error)}
         with lock:
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
@@ -63,9 +64,7 @@ def main(workers: int) -> None:
     pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))
     for line in sys.stdin:
         request = json.loads(line)
-        future = pool.submit(compile_kernel, request)
-        future.request_id = request["id"]
-        future.add_done_callback(write)
+        pool.submit(compile_kernel, request).add_done_callback(functools.partial(write, request["id"]))
     pool.shutdown(wait=False, cancel_futures=True)
 
 

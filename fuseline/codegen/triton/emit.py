@@ -59,7 +59,8 @@ class Scope:
     """A block of source: what was computed in it is valid to its end."""
     indent: str
     lines: list[str] = field(default_factory=list)
-    expressions: dict[object, str] = field(default_factory=dict)
+    literals: dict[tuple[str, DType], str] = field(default_factory=dict)
+    expressions: dict[Expr, tuple[str, tuple]] = field(default_factory=dict)    # text, and of the axes in it when it was made
 
 
 def emit(kernel: Kernel, tiling: Tiling, special: Specialisation) -> TritonSource:
@@ -84,7 +85,8 @@ class _Emitter:
         self.r_dims: frozenset[str] = frozenset()
         self.masks: dict[str, str] = {}                        # tile dimension -> text of its bounds check, where needed
         self.r_block = 0
-        self.flat_r, self.r_total = "", 0
+        self.flat_r = ""
+        self.r_total: Int = 0
         self.dtypes = value_types(kernel)
         self.defined: dict[str, tuple[Stmt, int]] = {}         # per-element value -> statement, phase number
         self.stored_in: dict[str, int] = {}                    # param -> the phase that first stores to it
@@ -289,17 +291,17 @@ class _Emitter:
         else:
             raise InternalError(f"statement {stmt!r} of {self.kernel.label}")
 
-    def value(self, arg: object, dtype: DType) -> Val:
+    def value(self, arg: str | int | float, dtype: DType) -> Val:
         if isinstance(arg, str):
             if arg not in self.values:
                 raise InternalError(f"{self.kernel.label} reads {arg} before it is defined")
             return self.values[arg]
-        key = ("literal", repr(arg), dtype)
+        key = (repr(arg), dtype)
         for scope in self.scopes:
-            if key in scope.expressions:
-                return Val(scope.expressions[key], dtype, frozenset())
+            if key in scope.literals:
+                return Val(scope.literals[key], dtype, frozenset())
         text = self.fresh(ops.literal(arg, dtype), "c")
-        self.scopes[-1].expressions[key] = text
+        self.scopes[-1].literals[key] = text
         return Val(text, dtype, frozenset())
 
     def mask(self, dims: frozenset[str], extra: str | None) -> str | None:
@@ -395,18 +397,17 @@ class _Emitter:
     def expression(self, expr: Int) -> str:
         if isinstance(expr, int):
             return str(expr)
-        key = ("expr", expr)
         for scope in self.scopes:
-            if key in scope.expressions and all(s.name not in self.values for s in symbols(expr)):
+            if expr in scope.expressions and all(s.name not in self.values for s in symbols(expr)):
                 stamp = tuple(self.axis_text.get(s.name) for s in sorted(symbols(expr), key=str))
-                text, then = scope.expressions[key]
+                text, then = scope.expressions[expr]
                 if then == stamp:
                     return text
         text = show(expr, self.symbol)
-        if isinstance(expr, Expr) and not isinstance(expr, Sym):
+        if not isinstance(expr, Sym):
             text = self.fresh(text, "i")
             stamp = tuple(self.axis_text.get(s.name) for s in sorted(symbols(expr), key=str))
-            self.scopes[-1].expressions[key] = (text, stamp)
+            self.scopes[-1].expressions[expr] = (text, stamp)
         return text
 
     def symbol(self, sym: Sym) -> str:
@@ -441,7 +442,8 @@ class _Emitter:
 
     def operand(self, stmt: Reduce, place: int = 0) -> str:
         target = self.accumulator(stmt)
-        arg = self.value(stmt.args[place], self.dtypes[stmt.args[place]] if isinstance(stmt.args[place], str) else target)
+        name = stmt.args[place]
+        arg = self.value(name, self.dtypes[name] if isinstance(name, str) else target)
         text = self.whole(arg)
         if stmt.op in ("any", "all"):
             text = text if arg.dtype is dtypes.BOOL else f"({text} != 0)"
@@ -461,6 +463,8 @@ class _Emitter:
         if stmt.op == "welford":
             # Two passes over registers: the mean first, so that no digits cancel.
             x = self.fresh(self.operand(stmt))
+            if not isinstance(self.r_total, int):
+                raise InternalError(f"{self.kernel.label}: a persistent tile of a row of {self.r_total} elements")
             count = ops.literal(max(1, self.r_total), stmt.dtype)
             total = self.fresh(self.across(f"tl.sum({self.kept(x, '0.0')}, {axis})"))
             mean = self.fresh(ops.TEXT["div"](stmt.dtype, total, count))
@@ -550,12 +554,12 @@ class _Emitter:
             for place, acc in enumerate(accs):
                 update(acc, f"{merged}[{place}]")
         elif stmt.op in ("argmax", "argmin"):
-            value, place = accs
+            value, position = accs
             x = self.fresh(self.kept(self.operand(stmt), self.identity(stmt)))
             where = self.fresh(self.places())
-            best = self.fresh(f"_{stmt.op}({value}, {place}, {x}, {where})")
+            best = self.fresh(f"_{stmt.op}({value}, {position}, {x}, {where})")
             self.line(f"{value} = {best}[0]")
-            self.line(f"{place} = {best}[1]")
+            self.line(f"{position} = {best}[1]")
         else:
             x = self.operand(stmt)
             (acc,) = accs

@@ -129,7 +129,7 @@ def helpers_for(text: str) -> str:
     return "".join(source for name, source in HELPERS.items() if name + "(" in text or f", {name})" in text)
 
 
-def literal(value: object, dtype: DType) -> str:
+def literal(value: int | float, dtype: DType) -> str:
     """A number as a typed Triton scalar: typed, since Triton would take a float constant as f32."""
     if dtype is dtypes.BOOL:
         return f"tl.full([], {1 if value else 0}, tl.int1)"

@@ -143,14 +143,13 @@ def live_values(kernel: Kernel) -> int:
 
 def names_read(stmt: object) -> tuple[str, ...]:
     """The values that a statement reads by name (indirect index symbols not among them)."""
+    names: tuple[object, ...] = ()
     if isinstance(stmt, Load):
         names = (stmt.mask, stmt.other)
     elif isinstance(stmt, Store):
         names = (stmt.value, stmt.mask)
     elif isinstance(stmt, (Op, Reduce)):
         names = stmt.args
-    else:
-        names = ()
     return tuple(n for n in names if isinstance(n, str))
 
 

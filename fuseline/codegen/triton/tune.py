@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def fastest(request: Any, futures: Sequence[Future], platform: Any) -> int:
         times = []
         for candidate, future in zip(request.candidates, futures):
             launch = platform.prepare(candidate.source, future.result(), candidate.grid, len(buffers) + len(request.sizes))
-            times.append(_measure(lambda run=launch: run(platform.stream(), *(b.data_ptr() for b in buffers), *request.sizes)))
+            times.append(_measure(partial(_launch, launch, platform, buffers, request.sizes)))
         _spent += time.perf_counter() - start
         best = min(range(len(times)), key=times.__getitem__)
         if times[best] > 0.97 * times[0]:                     # a difference within the noise is none
@@ -64,6 +65,10 @@ def _scratch(request: Any, device: torch.device) -> list[torch.Tensor] | None:
             buffer.copy_(((torch.arange(max(span, 1), device=device) * 7919) % 1009).to(torch.float32) / 500 - 1)
         buffers.append(buffer)
     return buffers
+
+
+def _launch(run: Callable[..., None], platform: Any, buffers: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
+    run(platform.stream(), *(b.data_ptr() for b in buffers), *sizes)
 
 
 def _measure(run: Callable[[], None]) -> float:
