@@ -1,6 +1,9 @@
 """Building one Kernel: typed scalar values, loads and stores through views, phases."""
 from __future__ import annotations
 
+import math
+import operator
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +13,15 @@ from fuseline.ir.expr import Expr, Sym, nonnegative, symbols
 from fuseline.ir.graph import Size
 from fuseline.ir.kernels import Axis, Buffer, Index, Kernel, Launch, Load, Op, Param, Phase, Reduce, Stmt, Store, Value
 from fuseline.ir.ops import OPS
-from fuseline.lower.promotion import integer_range
+from fuseline.lower.promotion import integer_range, round_number
 from fuseline.lower.views import View
 
 Number = int | float | bool
+
+_ROUND = {F16: "round_f16", BF16: "round_bf16"}
+# Operations whose result a half type holds if it holds their operands.
+_EXACT = frozenset({"neg", "abs", "sign", "maximum", "minimum", "where", "floor", "ceil", "trunc", "round", "copysign"})
+_COMPARE = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,9 +99,15 @@ class KernelBuilder:
         self._axes: list[Axis] = []
         self._phases: list[tuple[tuple[Axis, ...], list[Stmt]]] = []
         self._seen: dict[object, Val] = {}                # value numbering within the current phase
+        self._half: dict[str, DType] = {}                 # value name -> the half type that holds it exactly
         self._count = 0
         self._inner = 0
         self._device: str | None = None
+
+    @property
+    def device(self) -> str | None:
+        """Where the buffers are that the kernel addresses so far."""
+        return self._device
 
     # -- structure ----------------------------------------------------------------------------------------------
     def axes(self, shape: Sequence[Size]) -> tuple[Size, ...]:
@@ -165,11 +179,17 @@ class KernelBuilder:
             name = self._name()
             self._emit(Load(name, param, place, view.dtype, mask.ref if mask else None, other))  # type: ignore[arg-type]
             found = self._seen[key] = Val(self, name, dtype)
+            if view.dtype in _ROUND and (mask is None or _holds(other, view.dtype)):
+                self._half[name] = view.dtype
         return found
 
     def store(self, view: View, index: Sequence[Size], value: Val) -> None:
-        """Store a value, converted to the view's dtype."""
-        value = self.cast(value, view.dtype, round_half=False)
+        """Store a value, converted to the view's dtype.
+
+        To a half type it is rounded here and not only in memory: readers that are fused with this kernel then see what
+        readers of the memory would, as in eager mode.
+        """
+        value = self.cast(value, view.dtype)
         self._emit(Store(self._param(view, True), view.at(index), value.ref))
 
     def op(self, name: str, *args: Val | Number, dtype: DType | None = None) -> Val:
@@ -190,13 +210,21 @@ class KernelBuilder:
             raise InternalError(f"{name} needs a dtype")
         refs = tuple(a.ref if isinstance(a, Val) else _number(a, BOOL if name == "where" and i == 0 else operand)
                      for i, a in enumerate(args))
+        if name in _COMPARE and not any(isinstance(r, str) for r in refs):
+            return Val(self, _COMPARE[name](*(_as_f32(r) if operand == F32 else r for r in refs)), BOOL)
         key = (name, tuple((type(r), repr(r)) for r in refs), operand, result)
         found = self._seen.get(key)
         if found is None:
             made = self._name()
             self._emit(Op(made, name, refs, result))
             found = self._seen[key] = Val(self, made, result)
+            if name in _EXACT and operand == F32:
+                self._half.update((made, half) for half in _ROUND if all(self._fits(r, half) for r in refs[name == "where":]))
         return found
+
+    def _fits(self, ref: Value, half: DType) -> bool:
+        """True if the half type is known to hold the value exactly."""
+        return self._half.get(ref) == half if isinstance(ref, str) else _holds(ref, half)
 
     def where(self, condition: Val, a: Val | Number, b: Val | Number, dtype: DType | None = None) -> Val:
         if isinstance(condition.ref, bool):
@@ -242,8 +270,9 @@ class KernelBuilder:
             value = self.op("cast", self.op("cast", value, dtype=I64), dtype=target)      # as c10::convert does
         else:
             value = self.op("cast", value, dtype=target)
-        if round_half and dtype in (F16, BF16):
-            value = self.op("round_f16" if dtype == F16 else "round_bf16", value, dtype=F32)
+        if round_half and dtype in _ROUND and not self._fits(value.ref, dtype):
+            value = self.op(_ROUND[dtype], value, dtype=F32)
+            self._half[str(value.ref)] = dtype
         return value
 
     def both(self, a: Val | None, b: Val | None) -> Val | None:
@@ -312,3 +341,16 @@ def _number(x: Number, dtype: DType) -> Number:
     if not low <= int(x) <= high:
         raise LoweringError(f"{x} does not fit {dtype}")
     return int(x)
+
+
+def _holds(x: Number, half: DType) -> bool:
+    """True if a half type holds the number exactly."""
+    return x != x or round_number(float(x), half) == x
+
+
+def _as_f32(x: Number) -> float:
+    """A number as kernels that compute in f32 have it."""
+    try:
+        return struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return math.copysign(math.inf, x)

@@ -107,7 +107,7 @@ def test_integer_division_remainder_shift_and_power() -> None:
         y[y == 0] = 3
         for name, kwargs in (("floor_divide.default", {}), ("remainder.Tensor", {}), ("fmod.Tensor", {}),
                              ("div.Tensor_mode", {"rounding_mode": "floor"}), ("div.Tensor_mode", {"rounding_mode": "trunc"})):
-            assert compare(f"aten.{name}", (x, y), kwargs)
+            assert compare(f"aten.{name}", (x, y), kwargs, native=dtype.is_floating_point)
         for number in (2, -3, 2.5):
             compare("aten.remainder.Scalar", (x, number), native=dtype != U8)
             compare("aten.fmod.Scalar", (x, number), native=dtype != U8)
@@ -340,3 +340,56 @@ def test_settings_out_of_the_ordinary() -> None:
     assert compare("aten.logit.default", (x, 0.6))
     image = make(F32, 1, 1, 4, 4, special=False)
     assert compare("aten.avg_pool2d_backward.default", (torch.ones(1, 1, 2, 2), image, [2, 2], [], [0, 0], False, True, -2))
+
+
+def lowered(*nodes: object, output: object, inputs: tuple = ()) -> object:
+    from fuseline.ir.graph import Graph
+    from fuseline.lower.lower import lower
+    return lower(Graph(inputs, nodes, (output,)))            # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_operators_on_half_types_round_each(dtype: torch.dtype) -> None:
+    from fuseline.ir.graph import Node, TensorType
+    from fuseline.ir.interp import run_program
+    from fuseline.ir.target import cpu_target
+    from fuseline.schedule.schedule import schedule
+    type_ = TensorType(torch_internals.from_torch_dtype(dtype), (64,), (1,))
+    x = Node("x", "input", type=type_)
+    plus = Node("a", "aten.add.Tensor", (x, 1), type=type_)
+    lost = Node("b", "aten.sub.Tensor", (plus, 1), type=type_)
+    value = torch.rand(64, dtype=dtype)
+    program = schedule(lowered(plus, lost, output=lost, inputs=(x,)), cpu_target(1))
+    assert len(program.steps) == 1
+    assert torch.equal(run_program(program, [value])[0], value + 1 - 1)
+
+
+def test_negative_zero_makes_another_kernel() -> None:
+    from fuseline.ir.graph import Node, TensorType
+    type_ = TensorType(torch_internals.from_torch_dtype(F32), (4,), (1,))
+    x = Node("x", "input", type=type_)
+    kernels = []
+    for number in (0.0, -0.0):
+        y = Node("y", "aten.mul.Tensor", (x, number), type=type_)
+        kernels.append(lowered(y, output=y, inputs=(x,)).steps[0].kernel)
+    assert kernels[0] != kernels[1]
+
+
+def test_shifts_by_numbers() -> None:
+    for dtype, number in itertools.product((I64, I32, I8, U8), (0, 1, 3)):
+        for name in ("bitwise_left_shift", "bitwise_right_shift"):
+            assert compare(f"aten.{name}.Tensor_Scalar", (make(dtype, 40), number))
+
+
+def test_integers_are_divided_by_numbers_in_kernels_and_by_tensors_where_zero_raises() -> None:
+    x, y = make(I64, 40), make(I64, 40, seed=1, special=False)
+    y[y == 0] = 3
+    for name in ("floor_divide.default", "remainder.Tensor", "fmod.Tensor"):
+        assert compare(f"aten.{name}", (x, y), native=False)
+        program, _, _ = run(f"aten.{name}", (x, y), {})
+        assert program.steps[0].op == f"aten.{name}"         # PyTorch's, which raises for a zero
+    assert compare("aten.floor_divide.Scalar", (x, 3))
+
+
+def test_lazy_negation_is_done_before_kernels_read() -> None:
+    assert compare("aten._neg_view.default", (make(F32, 8),))

@@ -29,8 +29,13 @@ def _mangled(elem: str, lanes: int) -> str:
     return short if lanes == 1 else f"v{lanes}{short}"
 
 
-@lru_cache(maxsize=4096)
 def _literal(value: object, elem: str) -> str:
+    return _literal_of(value, elem, type(value) is float and str(value) == "-0.0")
+
+
+@lru_cache(maxsize=4096)
+def _literal_of(value: object, elem: str, negative_zero: bool) -> str:
+    """The cache takes 0.0 and -0.0 for equal, so the latter says so."""
     if elem in ("float", "double"):
         number = float(value)                              # type: ignore[arg-type]
         if elem == "float":                                # LLVM wants a float written as the double of the same value

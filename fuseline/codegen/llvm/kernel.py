@@ -640,6 +640,11 @@ class _Generator:
             mask = b.call(f"llvm.vector.reduce.or.v{mask.lanes}i1", "i1", 1, [mask])
         return b.load(b.select(mask, address, self.spare), elem, 1, pinned=pinned)
 
+    def _is_rounded(self, value: Value, dtype: DType) -> bool:
+        """True if the value already is one of the half type."""
+        stmt = self.home[value][1] if isinstance(value, str) and value in self.home else None
+        return isinstance(stmt, Op) and stmt.op == f"round_{dtype}" or isinstance(stmt, Load) and stmt.dtype == dtype and stmt.mask is None
+
     def store(self, stmt: Store, u: int) -> None:
         b = self.b
         dtype = self.params[stmt.buffer].dtype
@@ -655,7 +660,7 @@ class _Generator:
             return
         if stmt.mode != "set":
             raise NotSupported(f"store mode {stmt.mode!r} has no CPU code")
-        raw = scalars.to_memory(b, value, dtype)
+        raw = scalars.to_memory(b, value, dtype, rounded=self._is_rounded(stmt.value, dtype))
         if self.lanes == 1:
             b.store(raw, address if mask is None else b.select(mask, address, self.spare))
             return

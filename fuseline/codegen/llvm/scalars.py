@@ -45,14 +45,15 @@ def from_memory(b: Builder, v: Val, dtype: DType) -> Val:
     return v
 
 
-def to_memory(b: Builder, v: Val, dtype: DType) -> Val:
-    """A value of dtype.compute rounded once to the memory type."""
+def to_memory(b: Builder, v: Val, dtype: DType, *, rounded: bool = False) -> Val:
+    """A value of dtype.compute rounded once to the memory type. `rounded`: it is a value of that type already."""
     if dtype == dtypes.BOOL:
         return b.convert("zext", v, "i8")
     if dtype == dtypes.F16:
         return b.convert("fptrunc", v, "half")
     if dtype == dtypes.BF16:
-        return b.convert("trunc", b.binary("lshr", _bf16_bits(b, v), b.const(16, "i32", v.lanes)), "i16")
+        bits = b.convert("bitcast", v, "i32") if rounded else _bf16_bits(b, v)
+        return b.convert("trunc", b.binary("lshr", bits, b.const(16, "i32", v.lanes)), "i16")
     return v
 
 
