@@ -76,9 +76,10 @@ def default_device() -> torch.device | None:
 
 
 def functorch_depth() -> int:
-    """How many torch.func transforms (vmap, grad) are being applied around the current code."""
+    """How many torch.func transforms (vmap, grad) and levels of forward-mode differentiation are active around the current code."""
     interpreter = torch._C._functorch.peek_interpreter_stack()
-    return 0 if interpreter is None else interpreter.level()
+    forward_mode = torch.autograd.forward_ad._current_level + 1
+    return forward_mode if interpreter is None else interpreter.level() + forward_mode
 
 
 def dispatch_keys(tensor: torch.Tensor) -> int:
@@ -238,7 +239,7 @@ class InputSource(torch._guards.Source):
 
 def new_shape_env() -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
-    return ShapeEnv(duck_shape=False, allow_dynamic_output_shape_ops=False, allow_scalar_outputs=False)
+    return ShapeEnv(duck_shape=False)
 
 
 def symbolic_formulas(wanted: bool) -> AbstractContextManager:
@@ -267,7 +268,7 @@ def expression_of(number: Any) -> Any:
     return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else sympy.sympify(number)
 
 
-def symbol_of(number: torch.SymInt) -> Any:
+def symbol_of(number: Any) -> Any:
     return number.node.expr
 
 
@@ -276,7 +277,7 @@ def number_from(shape_env: Any, expression: Any) -> torch.SymInt | int:
     return int(expression) if expression.is_Integer else shape_env.create_symintnode(expression, hint=None)
 
 
-def operation_of(expression: Any) -> tuple[Callable, tuple]:
+def operation_of(expression: Any) -> tuple[Any, tuple]:
     """(operator function, operands) of a compound size expression. Raises NotImplementedError for one without a Python form."""
     import operator as op
 
@@ -301,6 +302,10 @@ def operation_of(expression: Any) -> tuple[Callable, tuple]:
         return torch.sym_float, args
     if name in ("IntTrueDiv", "FloatTrueDiv"):
         return op.truediv, args
+    relations = {"Equality": op.eq, "Unequality": op.ne, "LessThan": op.le, "StrictLessThan": op.lt, "GreaterThan": op.ge,
+                 "StrictGreaterThan": op.gt, "Not": op.not_}
+    if name in relations:
+        return relations[name], args
     raise NotImplementedError(f"a size expression {name}")
 
 

@@ -83,7 +83,7 @@ def bind(interpreter: Interpreter, function: FunctionType, code: Code, args: tup
     names = dict(zip(positional, args))
     if n > len(positional):
         if code.varargs is None:
-            _too_many(function, code, n, kwargs)
+            raise _too_many(function, code, n, kwargs)
         names[code.varargs] = tuple(args[len(positional):])
     elif code.varargs is not None:
         names[code.varargs] = ()
@@ -158,14 +158,14 @@ def _missing(function: FunctionType, names: list[str], kind: str) -> None:
     raise ProgramError(TypeError(f"{function.__qualname__}() missing {len(names)} required {kind} argument{plural}: {listed}"))
 
 
-def _too_many(function: FunctionType, code: Code, given: int, kwargs: dict[str, Any]) -> None:
+def _too_many(function: FunctionType, code: Code, given: int, kwargs: dict[str, Any]) -> ProgramError:
     most, defaults = len(code.positional), len(function.__defaults__ or ())
     takes = f"from {most - defaults} to {most}" if defaults else str(most)
     plural = "s" if defaults or most != 1 else ""
     only = sum(1 for key in kwargs if key in code.keyword_only)
     also = f" positional argument{'' if given == 1 else 's'} (and {only} keyword-only argument{'' if only == 1 else 's'})" if only else ""
     was = "was" if given == 1 and not only else "were"
-    raise ProgramError(TypeError(f"{function.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {was} given"))
+    return ProgramError(TypeError(f"{function.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {was} given"))
 
 
 # ---------------------------------------------------------------- iteration

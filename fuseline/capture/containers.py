@@ -18,7 +18,7 @@ from fuseline import torch_internals
 from fuseline.capture.errors import Break, CannotCapture, ProgramError, RegionEnd, RestartCapture, break_here
 from fuseline.capture.inputs import Inputs
 from fuseline.capture.provenance import CONSTANTS, is_python, lookup
-from fuseline.ir.region import Item, KeyAt
+from fuseline.ir.region import Item, KeyAt, Source
 
 PASS_THROUGH = (Break, CannotCapture, ProgramError, RegionEnd, RestartCapture)
 _BUILTIN_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
@@ -79,9 +79,25 @@ class ProgramIterator:
 
 
 class Containers(Inputs):
+    # What the layers above define; the World has them all.
+    getattr: Callable[..., Any]
+    plain_delattr: Callable[..., None]
+    attribute_written: Callable[..., None]
+    compare: Callable[..., Any]
+    truth: Callable[..., bool]
+    record: Callable[..., Any]
+    callback: Callable[..., Any]
+    type_of: Callable[..., type]
+    store_global: Callable[..., None]
+    cell_source: Callable[..., Source | None]
+    written_globals: dict[tuple[int, str], Any]
+    made_classes: set[type]
+    calls: int
+
     """shadows   id of a container from outside -> (container, shadow)      owners   id of an instance dict -> the instance"""
 
     interpreter_call: Callable[..., Any]
+    break_position: Callable[[], int]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -305,7 +321,7 @@ class Containers(Inputs):
         return self.native(iter, self.contents(value))
 
     def _by_index(self, value: Any) -> Iterator:
-        items = []
+        items: list[Any] = []
         while True:
             try:
                 items.append(self.getitem(value, len(items)))

@@ -6,7 +6,7 @@ pass through native code that catches Exception (a `sorted` key function that br
 from __future__ import annotations
 
 from fuseline.errors import NotSupported
-from fuseline.ir.region import GraphBreak
+from fuseline.ir.region import Broke, GraphBreak, Raised, Returned
 
 
 class Break(BaseException):
@@ -43,7 +43,7 @@ class RestartCapture(BaseException):
 class RegionEnd(BaseException):
     """Unwinds the interpreter once the end of the region (a Returned, Broke or Raised) is known."""
 
-    def __init__(self, end: object) -> None:
+    def __init__(self, end: Returned | Raised | Broke) -> None:
         super().__init__()
         self.end = end
 

@@ -56,7 +56,7 @@ class Generator:
         frame = self.frame
         sending = frame.instructions[frame.at - 1] if frame.at else None
         delegate = frame.stack[-1] if frame.stack and sending is not None and sending.op == "SEND" else None
-        if not isinstance(delegate, Generator):
+        if sending is None or not isinstance(delegate, Generator):
             return self._go(ProgramError(error))
         try:
             return delegate.throw(error)                 # `yield from`: the innermost generator gets it first

@@ -67,10 +67,10 @@ class Inputs(Provenance):
             self.fake_mode, tensor, axes, f"in{len(self.inputs)}")
         static = isinstance(tensor, torch.nn.Parameter) or is_module_state(source)
         node = self._placeholder(source, fake, static)
-        symbolic = {i for i, n in enumerate(fake.shape) if isinstance(n, torch.SymInt)}
-        for axis in symbolic:
-            self.symbols.setdefault(torch_internals.symbol_of(fake.shape[axis]), (source, axis))
-            self._symbol_nodes.setdefault(torch_internals.symbol_of(fake.shape[axis]), (node, axis))
+        symbolic = {i: torch_internals.symbol_of(n) for i, n in enumerate(fake.shape) if isinstance(n, torch.SymInt)}
+        for axis, symbol in symbolic.items():
+            self.symbols.setdefault(symbol, (source, axis))
+            self._symbol_nodes.setdefault(symbol, (node, axis))
         stride = tuple(None if isinstance(n, torch.SymInt) else n for n in fake.stride())
         self.guard(source, "tensor", TensorFacts(
             type(tensor), tensor.dtype, tensor.device, tuple(None if i in symbolic else n for i, n in enumerate(tensor.shape)), stride,
@@ -102,6 +102,14 @@ class Inputs(Provenance):
             self.guard(source, "range", (-_LARGEST, _LARGEST))
             self._numbers[source] = number
         return self._numbers[source]
+
+    def bind_sizes(self, tensor: torch.Tensor, node: Any) -> None:
+        """A result whose extents depend on data brings symbols of its own."""
+        for axis, extent in enumerate(tensor.shape):
+            if isinstance(extent, torch.SymInt):
+                symbol = torch_internals.symbol_of(extent)
+                if symbol.is_Symbol:
+                    self._symbol_nodes.setdefault(symbol, (node, axis))
 
     # -- symbolic numbers in the graph --------------------------------------------------------------------------
     def number_node(self, value: Any) -> Any:

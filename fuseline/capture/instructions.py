@@ -133,7 +133,7 @@ def _normalise(code: CodeType) -> list[Instruction]:
             index_at[offset] = len(out)
         pending.clear()
         if raw.opname == "KW_NAMES":
-            kwnames = code.co_consts[raw.arg]
+            kwnames = code.co_consts[raw.arg or 0]
         op, arg, flag = _resolve(raw)
         run = HANDLERS.get(op)
         if run is None:
@@ -150,7 +150,7 @@ def _normalise(code: CodeType) -> list[Instruction]:
         made.target = index_at[offset]
         if made.op == "FOR_ITER" and out[made.target].op == "END_FOR":
             made.target += 1                  # 3.12 skips the END_FOR, which is there for specialised loops
-    for entry in dis._parse_exception_table(code):
+    for entry in dis._parse_exception_table(code):             # type: ignore[attr-defined]
         handler = (index_at[entry.target], entry.depth, entry.lasti)
         for made in out:
             if entry.start <= made.offset < entry.end:

@@ -101,8 +101,9 @@ class Natives(TorchCalls):
         if isinstance(function, type):
             return self.construct(function, args, kwargs)
         owner = getattr(function, "__self__", None)
-        if owner is not None and not isinstance(owner, (types.ModuleType, type)) and self.source(function) is not None:
-            owner = self.read(owner, Attr(self.source(function), "__self__"))
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)) and (
+                found := self.source(function)) is not None:
+            owner = self.read(owner, Attr(found, "__self__"))
         if kind is types.MethodWrapperType:
             return self._slot(owner, function.__name__, args, kwargs, function)
         if isinstance(owner, torch.Tensor):
@@ -172,12 +173,11 @@ class Natives(TorchCalls):
         if isinstance(owner, (dict, set, frozenset)):
             args = tuple(map(plain_number, args[:1])) + args[1:]
         if isinstance(owner, dict) and args and type(args[0]) in CONSTANTS and id(owner) not in self.shadows \
-                and self.source(owner) is not None:
-            if name in ("get", "__contains__"):
-                found = self.contains_key(owner, args[0])
-                if name == "__contains__":
-                    return found
-                return self.plain_getitem(owner, args[0]) if found else args[1] if len(args) > 1 else None
+                and self.source(owner) is not None and name in ("get", "__contains__"):
+            found = self.contains_key(owner, args[0])
+            if name == "__contains__":
+                return found
+            return self.plain_getitem(owner, args[0]) if found else args[1] if len(args) > 1 else None
         if id(owner) in self.owners and name not in _READ_ONLY:
             return self._instance_dict_method(owner, name, args, kwargs)
         target = self.contents(owner) if name in _READ_ONLY or isinstance(owner, (tuple, frozenset)) else self.writable(owner)
@@ -273,7 +273,7 @@ class Natives(TorchCalls):
         if function in _SHOW_VALUES or function is hash:
             args = tuple(plain_number(a) for a in args)
         if function in _TAKES_FUNCTION:
-            at = (1,) if function is itertools.accumulate else (0,)
+            at: tuple[int, ...] = (1,) if function is itertools.accumulate else (0,)
             if function in (sorted, max, min, itertools.groupby):
                 at = ()
                 kwargs = {k: self.callback(v) if k == "key" else v for k, v in kwargs.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fuseline.errors import InternalError
 from fuseline.ir.region import Guard, Pinned, Source, TypeOf
 
 # Values that are guarded by what they are equal to, and that need no source: they are their own recipe.
@@ -34,6 +35,13 @@ class Provenance:
         """Where an object was found; None for one made during this capture, and for constants."""
         found = self._sources.get(id(value))
         return None if found is None else found[1]
+
+    def found_at(self, value: Any) -> Source:
+        """The source of an object that is known to come from outside. Raises InternalError for one that does not."""
+        found = self.source(value)
+        if found is None:
+            raise InternalError(f"a {type(value).__name__} made during capture has no source")
+        return found
 
     def is_fresh(self, value: Any) -> bool:
         return id(value) not in self._sources
@@ -89,7 +97,7 @@ def _key(value: Any) -> Any:
     return type(value), value
 
 
-def lookup(cls: type, name: str) -> tuple[type | None, Any]:
+def lookup(cls: type, name: str) -> tuple[Any, Any]:
     """(the class in the MRO that defines a name, what it is bound to there), without descriptors; (None, MISSING)."""
     for base in cls.__mro__:
         if name in base.__dict__:

@@ -14,7 +14,8 @@ from fuseline.capture.containers import ItemIterator, ProgramIterator
 from fuseline.capture.errors import break_here
 from fuseline.capture.native import Callback, Natives
 from fuseline.capture.provenance import CONSTANTS
-from fuseline.ir.region import Attr, Cell, CellObject, Const, FromGraph, FromSource, Item, New, Pinned, Recipe
+from fuseline.errors import InternalError
+from fuseline.ir.region import Attr, Cell, CellObject, CellOf, Const, FromGraph, FromSource, Item, New, Pinned, Recipe
 
 _COPIED_ITERATORS = frozenset({"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "dict_valueiterator",
                                "dict_itemiterator", "list_reverseiterator", "str_ascii_iterator", "str_iterator", "set_iterator",
@@ -111,7 +112,7 @@ class Recipes(Natives):
             return found
         return self._instance(value)
 
-    def _refuse(self, value: Any) -> Exception:
+    def _refuse(self, value: Any) -> BaseException:
         return break_here("cannot-rebuild", f"a {type(value).__name__} that is in use where the region ends cannot be made again",
                           "make it outside the compiled function")
 
@@ -120,6 +121,8 @@ class Recipes(Natives):
         if source is not None:
             if isinstance(source, Cell):
                 return FromSource(CellObject(source.name))
+            if not isinstance(source, CellOf):
+                raise InternalError(f"a cell found at {source}")
             return FromSource(Item(Attr(source.function, "__closure__"), source.index))
         made = self._begin(cell, New("cell"))
         try:
@@ -155,7 +158,7 @@ class Recipes(Natives):
             made.items += [self.recipe(key), self.recipe(item)]
         return made
 
-    def _iterator(self, value: Any) -> New | None:
+    def _iterator(self, value: Any) -> Recipe | None:
         kind = type(value)
         if kind is ItemIterator:
             return New("iterator", [New("list", [self.recipe(v) for v in value.rest()])])

@@ -210,8 +210,9 @@ class KernelBuilder:
             raise InternalError(f"{name} needs a dtype")
         refs = tuple(a.ref if isinstance(a, Val) else _number(a, BOOL if name == "where" and i == 0 else operand)
                      for i, a in enumerate(args))
-        if name in _COMPARE and not any(isinstance(r, str) for r in refs):
-            return Val(self, _COMPARE[name](*(_as_f32(r) if operand == F32 else r for r in refs)), BOOL)
+        numbers = tuple(r for r in refs if not isinstance(r, str))
+        if name in _COMPARE and len(numbers) == len(refs):
+            return Val(self, _COMPARE[name](*(_as_f32(r) if operand == F32 else r for r in numbers)), BOOL)
         key = (name, tuple((type(r), repr(r)) for r in refs), operand, result)
         found = self._seen.get(key)
         if found is None:
