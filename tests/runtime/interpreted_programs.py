@@ -20,10 +20,13 @@ from fuseline.ir.dtypes import F32
 from fuseline.ir.expr import Sym
 from fuseline.ir.kernels import Axis, Buffer, Extern, Kernel, Launch, Load, LoopProgram, Op, Output, Param, Phase, Ref, Store
 from fuseline.ir.target import H200
+from fuseline.ir.verify import verify_program
 from fuseline.lower.lower import lower, pointwise_operators, supported
 from fuseline.options import Options
+from fuseline.pipeline import plain_mutations
 from fuseline.runtime import aot
 from fuseline.runtime.cuda_executor import CudaExecutable, load
+from fuseline.schedule.in_place import write_in_place
 from fuseline.schedule.schedule import schedule
 from fuseline.trace.trace import trace
 
@@ -38,12 +41,16 @@ def compiled(fn: Callable, inputs: list, static: list | None = None, inference: 
     context = passes.PassContext(supported(), pointwise_operators(), frozenset(), not traced.joint, True, None)
     traced = replace(traced, graph=passes.run(traced.graph, context))
     made: list[CudaExecutable] = []
+    parts = partition(traced) if traced.joint else None
 
     def compile_graph(graph: Any) -> Any:
         program = schedule(lower(graph, inference=not traced.joint), H200)
+        if parts is None or graph is parts.forward:
+            program = write_in_place(program, plain_mutations(traced, parts))
+            verify_program(program)
         made.append(load(program, Options(), platform=InterpreterPlatform()))
         return made[-1]
-    return aot.wrap(traced, partition(traced) if traced.joint else None, compile_graph, module, lazy_backward=False), made
+    return aot.wrap(traced, parts, compile_graph, module, lazy_backward=False), made
 
 
 def test_pointwise_and_rows() -> None:
@@ -81,8 +88,11 @@ def test_training_a_small_net(channels_last: bool) -> None:
     with torch.no_grad():
         for t, s in zip(held, start):
             t.copy_(s)
+    versions = [t._version for t in model.buffers()]
     (loss,) = run(*held, x, y)
     torch.testing.assert_close(loss, expected)
+    assert sum(o.value is None for o in made[0].program.outputs) == 3          # the buffers of batch norm, written in place
+    assert [t._version for t in model.buffers()] == [v + 1 for v in versions]
     for a, b in zip(torch.autograd.grad(loss, list(model.parameters())), grads):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for a, b in zip(held, after):
