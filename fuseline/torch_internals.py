@@ -302,8 +302,8 @@ def operation_of(expression: Any) -> tuple[Any, tuple]:
         return torch.sym_float, args
     if name in ("IntTrueDiv", "FloatTrueDiv"):
         return op.truediv, args
-    relations = {"Equality": op.eq, "Unequality": op.ne, "LessThan": op.le, "StrictLessThan": op.lt, "GreaterThan": op.ge,
-                 "StrictGreaterThan": op.gt, "Not": op.not_}
+    relations: dict[str, Any] = {"Equality": op.eq, "Unequality": op.ne, "LessThan": op.le, "StrictLessThan": op.lt, "GreaterThan": op.ge,
+                                 "StrictGreaterThan": op.gt, "Not": op.not_}
     if name in relations:
         return relations[name], args
     raise NotImplementedError(f"a size expression {name}")

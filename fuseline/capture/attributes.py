@@ -24,6 +24,7 @@ class Attributes(Containers):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.aliases: list[tuple[torch.Tensor, int, int]] = []       # what .data of inputs gave, its version, where
         self.overlay: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def getattr(self, obj: Any, name: str) -> Any:
@@ -257,15 +258,17 @@ class Attributes(Containers):
         if name == "grad":
             if real is None:
                 return None
-            return self.read(real.grad, Attr(self.source(tensor), "grad"))
+            return self.read(real.grad, Attr(self.found_at(tensor), "grad"))
         if name == "data" and real is not None:
-            raise break_here("tensor-data", "reading .data gives an alias that autograd does not watch", "use detach()")
+            alias = self.record("call_function", getattr, (tensor, name), {})
+            self.aliases.append((alias, alias._version, self.break_position()))
+            return alias
         if name in _READ_OF_TENSOR:
             return self.record("call_function", getattr, (tensor, name), {})
         raw = lookup(torch.Tensor, name)[1]
         if raw is MISSING:
             if real is not None and name in real.__dict__:
-                return self.read(real.__dict__[name], Attr(self.source(tensor), name))
+                return self.read(real.__dict__[name], Attr(self.found_at(tensor), name))
             if real is not None:
                 self.guard(self.source(tensor), "absent", name)
             raise ProgramError(AttributeError(f"'{self.type_of(tensor).__name__}' object has no attribute '{name}'"))

@@ -84,6 +84,7 @@ class Interpreter:
         self.limit = min([*stops, MAX_STEPS])
         self.world = make_world(options, dynamic, self.where)
         self.world.interpreter_call = self.call
+        self.world.break_position = self.break_position
 
     # -- the region -------------------------------------------------------------------------------------------
     def run_region(self) -> Region:

@@ -11,9 +11,10 @@ import torch
 
 from fuseline import torch_internals
 from fuseline.capture.containers import PASS_THROUGH, holds_tensor
-from fuseline.capture.errors import break_here
+from fuseline.capture.errors import RestartCapture, break_here
 from fuseline.capture.operators import Operators
 from fuseline.capture.provenance import CONSTANTS, lookup
+from fuseline.ir.region import GraphBreak
 
 # Modules of torch whose Python functions are leaves of the graph; all other Python code of torch is interpreted.
 _LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch", "torch._C._nn", "torch._VF",
@@ -116,6 +117,10 @@ class TorchCalls(Operators):
                 raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
             if result is not None or not _any_tensor(args, kwargs):
                 return result
+        for alias, version, position in self.aliases:
+            if alias._version != version:                  # the graph cannot write past the version counter of its input
+                raise RestartCapture(position, GraphBreak("data-write", self.where(), "a tensor is written through .data",
+                                                          "use torch.no_grad() and write to the tensor itself"))
         node = self._node(kind, target, args, kwargs, result)
         self._bind(result, node)
         return result
@@ -137,6 +142,7 @@ class TorchCalls(Operators):
         if isinstance(result, torch.Tensor):
             if id(result) not in self.nodes:
                 self.nodes[id(result)] = (result, node)
+                self.bind_sizes(result, node)
         elif isinstance(result, (tuple, list)):
             for i, item in enumerate(result):
                 if isinstance(item, (torch.Tensor, tuple, list)):

@@ -38,6 +38,9 @@ class World(Recipes):
         self.made_classes: set[type] = set()
         self.calls = 0
         self.modes = torch_internals.capture_modes()
+        if torch_internals.functorch_depth() or torch_internals.user_modes_active():
+            raise CannotCapture(GraphBreak("modes", where(), "a torch.func transform, forward-mode differentiation or a mode that watches "
+                                           "operators is active", "compile the function that applies it, or none"))
         self._versions: dict[int, int] = {}
 
     # -- names ---------------------------------------------------------------------------------------------------
