@@ -23,11 +23,12 @@ from fuseline.ir.print import show_program
 from fuseline.ir.record import CompileRecord, GraphRecord, KernelRecord
 from fuseline.ir.region import Broke, CompiledGraph, GraphInput, Guard, Region, Source
 from fuseline.ir.target import target_of
-from fuseline.ir.traced import Traced
+from fuseline.ir.traced import Partitioned, Traced
 from fuseline.lower.lower import lower, pointwise_operators, supported
 from fuseline.options import Options
 from fuseline.report.explain import verbose_text
 from fuseline.runtime import aot, executor
+from fuseline.schedule.in_place import write_in_place
 from fuseline.schedule.schedule import schedule
 from fuseline.trace.trace import trace
 
@@ -146,10 +147,12 @@ def compile_torch_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Gra
             partitioned = partition(traced)
 
     graph_pool = new_graph_pool(graph, options)
+    mutations = plain_mutations(traced, partitioned)
 
     def compile_graph(part: Graph) -> Callable[..., tuple]:
         direction = "inference" if partitioned is None else "forward" if part is partitioned.forward else "backward"
-        executable, program = compile_aten_graph(part, direction, options, record, inference=inference)
+        executable, program = compile_aten_graph(part, direction, options, record, inference=inference,
+                                                 mutations=() if direction == "backward" else mutations)
         if graph_pool is None:
             return executable
         from fuseline.runtime import cudagraphs
@@ -161,17 +164,30 @@ def compile_torch_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Gra
 
 
 def compile_aten_graph(graph: Graph, direction: str, options: Options, record: CompileRecord, *,
-                       inference: bool) -> tuple[Callable[..., tuple], LoopProgram]:
-    """Lower, schedule and load one functional graph: what runs it, and the program that it runs."""
+                       inference: bool, mutations: Sequence[tuple[int, int]] = ()) -> tuple[Callable[..., tuple], LoopProgram]:
+    """Lower, schedule and load one functional graph: what runs it, and the program that it runs.
+
+    mutations: inputs that the graph may write in place, each with the output that is its new value (see `write_in_place`).
+    """
     with record.timed("lower"):
         program = lower(graph, inference=inference and options.fold_constants)
     with record.timed("schedule"):
         program = schedule(program, target_of(program.device))
+        if mutations and program.device.startswith("cuda"):
+            program = write_in_place(program, mutations)
     log.emit("loops", lambda: show_program(program))
     with record.timed("codegen"):
         executable = load(program, options)
     record.graphs.append(graph_record(graph, program, direction))
     return executable, program
+
+
+def plain_mutations(traced: Traced, partitioned: Partitioned | None) -> tuple[tuple[int, int], ...]:
+    """The mutations (input, output) of which autograd need not know: no gradient flows through, backward reads neither value."""
+    saved = set() if partitioned is None else set(partitioned.saved)
+    inputs = traced.graph.inputs if partitioned is None else partitioned.forward.inputs
+    return tuple((m.input, m.output) for m in traced.mutations
+                 if not m.differentiable and m.output not in traced.tangents and inputs[m.input] not in saved)
 
 
 def new_graph_pool(graph: Graph, options: Options) -> Any:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from fuseline import torch_internals
 from fuseline.errors import InternalError
@@ -28,7 +29,7 @@ def wrap(traced: Traced, partitioned: Partitioned | None, compile_graph: Compile
 
     compile_graph   graph -> executable; called with the graph named "graph" (inference), "forward" or "backward". An
                     executable returns tensors that nobody else writes to; it may return an input, or a view of one, where
-                    the graph's output is one.
+                    the graph's output is one, and None for the new value of an input that it has written in place.
     graph_module    the torch-level graph, for gradients of gradients: they are differentiated by eager PyTorch
     lazy_backward   compile the backward at the first backward pass, not now
     """
@@ -91,7 +92,8 @@ def _to_copy(traced: Traced, outputs: Sequence[Any], *, keep_inputs: bool) -> tu
 def _copied(values: tuple, which: tuple[int, ...]) -> tuple:
     changed = list(values)
     for i in which:
-        changed[i] = changed[i].clone()
+        if changed[i] is not None:                               # written in place
+            changed[i] = changed[i].clone()
     return tuple(changed)
 
 
@@ -116,9 +118,11 @@ class _Epilogue:
             set_grad_enabled(False)
             try:
                 for i, o in self.plain:
-                    inputs[i].copy_(outputs[o])
+                    if outputs[o] is not None:
+                        inputs[i].copy_(outputs[o])
             finally:
                 set_grad_enabled(grad)
+            increment_version([inputs[i] for i, o in self.plain if outputs[o] is None])
         for i, o in self.differentiable:
             inputs[i].copy_(outputs[o])
         if self.values:
@@ -208,7 +212,8 @@ def _training_function(traced: Traced, parts: Partitioned, compile_graph: Compil
             values = run_forward(*inputs, *constants)
         outputs, saved = list(values[:count]), list(values[count:])
         for i in copies:
-            outputs[i] = outputs[i].clone()
+            if outputs[i] is not None:
+                outputs[i] = outputs[i].clone()
         for i, value in enumerate(outputs):
             if isinstance(value, torch.Tensor) and value._is_view():
                 outputs[i] = value.data                          # a fresh tensor for autograd, whatever memory it lies in
@@ -223,7 +228,7 @@ def _training_function(traced: Traced, parts: Partitioned, compile_graph: Compil
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
         if stopped:
-            ctx.mark_non_differentiable(*[outputs[i] for i in stopped])
+            ctx.mark_non_differentiable(*[outputs[i] for i in stopped if outputs[i] is not None])
         if need_sizes:
             ctx.sizes = {name: _size(inputs, place) for name, place in symbols.items()}
         ctx.again = again.remember(inputs)
