@@ -27,7 +27,7 @@ from fuseline.ir.traced import Partitioned, Traced
 from fuseline.lower.lower import lower, pointwise_operators, supported
 from fuseline.options import Options
 from fuseline.report.explain import verbose_text
-from fuseline.runtime import aot, executor
+from fuseline.runtime import aot, executor, triton_compile
 from fuseline.schedule.in_place import write_in_place
 from fuseline.schedule.schedule import schedule
 from fuseline.trace.trace import trace
@@ -128,6 +128,8 @@ def compile_torch_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Gra
 
     What trace refuses (NotSupported) runs as PyTorch operators, the reason in the record; then there is no trace.
     """
+    if any(isinstance(i.example, torch.Tensor) and i.example.is_cuda for i in inputs):
+        triton_compile.start_workers()                           # they import Triton while this process traces
     try:
         with record.timed("trace"):
             traced = trace(graph_module, [i.example for i in inputs], static=[i.static for i in inputs], shape_env=shape_env,

@@ -211,6 +211,9 @@ class Fusion:
                 return False
             if len(other.buffers | loads) > MAX_PARAMS + 1:
                 return False
+            places = len({load.index for _, load in other.loads[name]})
+            if self.target.is_cuda and places > 1 and len(loads) > 1 and elements > SMALL_CUDA:
+                return False                               # each place would be read in several tensors (windows of a pooling)
             new_traffic += sum(min(self.bytes_of(b), self.bytes_of(name) * 2) for b in loads if b not in other.loads)
         if len(group.stores) == 1 and len(loads) <= 1:
             return True                                    # the producer's kernel goes away, and reading it cost as much
