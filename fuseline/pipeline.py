@@ -17,6 +17,7 @@ from fuseline.capture.frame import FrameStart
 from fuseline.capture.interpret import interpret
 from fuseline.errors import GraphBreakError, NotSupported
 from fuseline.ir.entry import CompiledEntry
+from fuseline.ir.fetch import describe
 from fuseline.ir.graph import Graph, TensorType
 from fuseline.ir.kernels import Extern, Launch, LoopProgram
 from fuseline.ir.print import show_program
@@ -67,8 +68,7 @@ def compile_frame(start: FrameStart, options: Options, dynamic: frozenset, resum
     """
     global _count
     code = start.code
-    record = CompileRecord(code.co_qualname, f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}",
-                           recompile_reason=recompile_reason)
+    record = CompileRecord(*function_of(start), recompile_reason=recompile_reason)
     with record.timed("capture"):
         region = interpret(start, options, dynamic)
     record.guards = tuple(_guard_text(g) for g in region.guards)
@@ -96,6 +96,16 @@ def compile_frame(start: FrameStart, options: Options, dynamic: frozenset, resum
     if options.verbose:
         print(verbose_text(record), flush=True)
     return CompiledEntry(tuple(guards), assembled, record)
+
+
+def function_of(start: FrameStart) -> tuple[str, str]:
+    """What the user calls the function that a frame runs, and "file.py:12": for a module's own `__call__`, its forward."""
+    code, name = start.code, start.code.co_qualname
+    module = start.arguments.get("self")
+    if isinstance(module, torch.nn.Module) and name in ("Module._wrapped_call_impl", "Module._call_impl"):
+        code = getattr(type(module).forward, "__code__", code)
+        name = f"{type(module).__name__}.forward"
+    return name, f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
 def break_error(reason: Any) -> GraphBreakError:
@@ -162,7 +172,9 @@ def compile_torch_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Gra
         saved = frozenset(i for i in outputs if direction == "forward" and i >= traced.num_forward)
         lend = frozenset(i for i in outputs if direction == "backward")
         return cudagraphs.wrap_executable(executable, program, options, graph_pool, saved=saved, lend=lend)
-    return aot.wrap(traced, partitioned, compile_graph, graph_module), traced
+    # Kernels for a GPU compile in other processes: what is left of our own work goes on meanwhile.
+    lazy_backward = not any(isinstance(i.example, torch.Tensor) and i.example.is_cuda for i in inputs)
+    return aot.wrap(traced, partitioned, compile_graph, graph_module, lazy_backward=lazy_backward), traced
 
 
 def compile_aten_graph(graph: Graph, direction: str, options: Options, record: CompileRecord, *,
@@ -275,6 +287,8 @@ def source_text(source: Any) -> str:
         return f"type({source_text(source.base)})"
     if kind == "KeyAt":
         return f"list({source_text(source.base)})[{source.index}]"
+    if kind == "Computed":
+        return describe(source)
     if kind == "CellOf":
         return f"{source_text(source.function)}.closure[{source.index}]"
     return f"<{kind}>"
