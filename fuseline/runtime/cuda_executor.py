@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -350,8 +351,10 @@ class _Builder:
         plan = _Plan(None, text=text, namespace=self.namespace, launches=len(requests))
 
         def finish() -> None:
+            start = time.perf_counter()
             for name, request, futures in pending:
                 self.namespace[name] = request.resolve(futures, self.platform)
+            log("times", f"waited {time.perf_counter() - start:.2f} s for the code of {len(pending)} launches")
             exec(compile(text, f"<fuseline plan of {program.device}>", "exec"), self.namespace)
             plan.run = self.namespace["run"]
             log("code", text)
