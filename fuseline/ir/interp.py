@@ -378,8 +378,8 @@ def _call(step: Extern, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str,
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
-_MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last,
-                   "channels_last_3d": torch.channels_last_3d, "preserve": torch.preserve_format}
+_MEMORY_FORMATS = {"contiguous_format": torch.contiguous_format, "channels_last": torch.channels_last,
+                   "channels_last_3d": torch.channels_last_3d, "preserve_format": torch.preserve_format}
 
 
 def _argument(arg: object, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> object:

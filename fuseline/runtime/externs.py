@@ -17,8 +17,8 @@ from fuseline.ir.dtypes import DType
 from fuseline.ir.expr import Atom, Div, Expr, Int, Max, Mod, Sym
 from fuseline.ir.kernels import Extern, Ref, ViewOf
 
-_MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last,
-                   "channels_last_3d": torch.channels_last_3d, "preserve": torch.preserve_format}
+_MEMORY_FORMATS = {"contiguous_format": torch.contiguous_format, "channels_last": torch.channels_last,
+                   "channels_last_3d": torch.channels_last_3d, "preserve_format": torch.preserve_format}
 _LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo}
 
 # torch's Python bindings of these take half a microsecond less than calling the overload, and mean the same for these arguments.

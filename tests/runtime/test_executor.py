@@ -133,7 +133,7 @@ def test_operator_results_get_the_strides_of_their_buffer_and_several_results_wo
                                    buffer("c", "output", 6, 4))}
     buffers["k"] = dataclasses.replace(buffers["k"], opaque=True)
     steps = (Extern("aten.topk.default", (Ref("x"), 2), (("largest", False),), ("v", "k")),
-             Extern("aten.clone.default", (ViewOf("x", (6, 4), (1, 6), 0),), (("memory_format", "preserve"),), ("c",)))
+             Extern("aten.clone.default", (ViewOf("x", (6, 4), (1, 6), 0),), (("memory_format", "preserve_format"),), ("c",)))
     run = load(LoopProgram(("x",), buffers, steps, (Output("v"), Output("k"), Output("c")), "cpu"), OPTIONS)
     x = torch.randn(4, 6)
     v, k, c = run(x)
