@@ -26,9 +26,9 @@ class Logits(nn.Module):
         return self.model(ids)[0]
 
 
-def vision(name: str, size: int, **kwargs: object) -> Callable:
+def vision(name: str, size: int, batch: int = 2, **kwargs: object) -> Callable:
     def make() -> tuple[nn.Module, tuple]:
-        return getattr(torchvision.models, name)(num_classes=10, **kwargs), (torch.randn(2, 3, size, size),)
+        return getattr(torchvision.models, name)(num_classes=10, **kwargs), (torch.randn(batch, 3, size, size),)
     return make
 
 
@@ -50,8 +50,10 @@ def gpt2() -> tuple[nn.Module, tuple]:
     return Logits(GPT2LMHeadModel(config)), (torch.randint(0, 99, (2, 12)),)
 
 
+# ResNet-50's last batch norms need more than a few numbers a channel: of 8, their derivative amplifies rounding until single
+# numbers cross the kink of a relu, and errors against float64 of eager itself vary a hundredfold with the seed.
 MODELS = {
-    "resnet18": vision("resnet18", 64), "resnet50": vision("resnet50", 64),
+    "resnet18": vision("resnet18", 64), "resnet50": vision("resnet50", 96, batch=4),
     "mobilenet_v3_small": vision("mobilenet_v3_small", 64, dropout=0.0), "densenet121": vision("densenet121", 64),
     "vit": vit, "bert": bert, "gpt2": gpt2,
 }

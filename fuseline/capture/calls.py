@@ -57,6 +57,9 @@ TORCH_NOT_INLINED = {
     "torch._subclasses": ("symbolic-tracing", "trace outside the compiled function"),
 }
 _TORCH_INLINED = frozenset({"is_scripting", "is_tracing", "is_initialized", "is_available", "_is_tracing", "unused", "ignore"})
+# What `inspect` has that depends on its arguments alone.
+_INSPECT_INLINED = frozenset({"isfunction", "ismethod", "isclass", "ismodule", "isbuiltin", "isroutine", "isgenerator", "iscode",
+                              "getmro", "cleandoc"})
 
 
 def check_inlined(function: FunctionType) -> None:
@@ -65,6 +68,9 @@ def check_inlined(function: FunctionType) -> None:
         raise break_here("disabled", f"{function.__qualname__} is marked as not to be compiled", "remove the mark to compile it")
     module = function.__globals__.get("__name__") or ""
     known = NOT_INLINED.get(module.partition(".")[0])
+    if module == "inspect" and (function.__name__ in _INSPECT_INLINED
+                                or function.__qualname__.startswith(("Signature.", "Parameter.", "BoundArguments."))):
+        return
     if known is None and module.startswith("torch."):
         if module.startswith("torch.autograd") and function.__name__ in ("grad", "backward"):
             known = ("autograd", "differentiate outside the compiled function")

@@ -2,15 +2,18 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fuseline.capture.errors import ProgramError
+from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.frame import Unread
-from fuseline.ir.region import Pinned
+from fuseline.capture.provenance import CONSTANTS
+from fuseline.ir.region import Attr, Item, Pinned
 
 if TYPE_CHECKING:
     from fuseline.capture.interpret import Interpreter
@@ -90,9 +93,44 @@ def globals_(interpreter: Interpreter, args: tuple, kwargs: dict) -> dict:
     return interpreter.world.read(namespace, Pinned(namespace))
 
 
-@special(torch.compiler.is_compiling)
+@special(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def is_compiling(interpreter: Interpreter, args: tuple, kwargs: dict) -> bool:
+    """True, so that libraries take the paths that they wrote for compilers."""
     return True
+
+
+@special(torch.compiler.is_exporting)
+def is_exporting(interpreter: Interpreter, args: tuple, kwargs: dict) -> bool:
+    return False
+
+
+@special(inspect.signature)
+def signature(interpreter: Interpreter, args: tuple, kwargs: dict) -> inspect.Signature:
+    """The signature of a Python function or method: its code, defaults and what it wraps are guarded."""
+    world, function = interpreter.world, args[0] if args else kwargs.get("obj")
+    bound = isinstance(function, types.MethodType)
+    while isinstance(function, types.MethodType):
+        function = world.getattr(function, "__func__")
+    shown = function
+    while isinstance(function, types.FunctionType) and "__wrapped__" in function.__dict__:
+        function = world.getattr(function, "__wrapped__")
+    refusal = break_here("stack-inspection", "inspect.signature of this callable is not captured",
+                         "inspect it outside the compiled function")
+    if not isinstance(function, types.FunctionType) or {"__signature__", "__text_signature__"} & {*function.__dict__, *shown.__dict__} \
+            or len(args) + len(kwargs) > 1:
+        raise refusal
+    source = world.source(function)
+    if source is not None:
+        world.guard(Attr(source, "__code__"), "is", function.__code__)
+        for name in ("__wrapped__", "__signature__"):
+            world.guard(source, "absent", name)
+        for name, values in (("__defaults__", function.__defaults__), ("__kwdefaults__", function.__kwdefaults__)):
+            world.read(values, Attr(source, name))
+            for key, value in (values.items() if isinstance(values, dict) else enumerate(values or ())):
+                if type(value) not in CONSTANTS:
+                    raise refusal
+                world.read(value, Item(Attr(source, name), key))
+    return world.native(inspect.signature, types.MethodType(function, world) if bound else function)
 
 
 @special(torch.backends.mha.get_fastpath_enabled)

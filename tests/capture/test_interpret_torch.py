@@ -1,5 +1,7 @@
 """Programs with tensors, captured, assembled and run with the graph executed eagerly, against plain Python."""
 import copy
+import functools
+import inspect
 
 import pytest
 import torch
@@ -103,3 +105,39 @@ def test_an_escaping_exception_has_the_users_traceback():
     with pytest.raises(KeyError) as caught:
         Simulated(outer)(torch.ones(2))
     assert [e.name for e in caught.traceback if e.name in ("inner", "outer")] == ["outer", "inner"]
+
+
+class Chunked:
+    def one(self, a, b=1, *, c=2):
+        return a
+
+    def many(*args):
+        return 1
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+    return call
+
+
+@wrapped
+def scaled(x, y, z=3):
+    return x * z
+
+
+CHUNKED = Chunked()
+
+
+def inspects(x):
+    chunked = CHUNKED
+    counts = [len(inspect.signature(f).parameters) for f in (chunked.one, chunked.many, scaled)]
+    default = inspect.signature(chunked.one).parameters["b"].default
+    bound = inspect.signature(scaled).bind(1, 2).arguments
+    return scaled(x, 1) + default, counts, list(inspect.signature(scaled).parameters), dict(bound), inspect.isfunction(scaled)
+
+
+def test_signatures_are_known_and_guarded():
+    (region,) = check(inspects, (torch.ones(3),), regions=1)
+    assert any(guard.kind == "equals" and "__defaults__" in str(guard.source) for guard in region.guards)
