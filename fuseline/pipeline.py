@@ -18,7 +18,7 @@ from fuseline.capture.interpret import interpret
 from fuseline.errors import GraphBreakError, NotSupported
 from fuseline.ir.entry import CompiledEntry
 from fuseline.ir.fetch import describe
-from fuseline.ir.graph import Graph, TensorType
+from fuseline.ir.graph import Graph, ScalarType, TensorType
 from fuseline.ir.kernels import Extern, Launch, LoopProgram
 from fuseline.ir.print import show_program
 from fuseline.ir.record import CompileRecord, GraphRecord, KernelRecord
@@ -29,6 +29,7 @@ from fuseline.lower.lower import lower, pointwise_operators, supported
 from fuseline.options import Options
 from fuseline.report.explain import verbose_text
 from fuseline.runtime import aot, executor, triton_compile
+from fuseline.runtime.numbers import fill_numbers
 from fuseline.schedule.in_place import write_in_place
 from fuseline.schedule.schedule import schedule
 from fuseline.trace.trace import trace
@@ -165,13 +166,16 @@ def compile_torch_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Gra
         direction = "inference" if partitioned is None else "forward" if part is partitioned.forward else "backward"
         executable, program = compile_aten_graph(part, direction, options, record, inference=inference,
                                                  mutations=() if direction == "backward" else mutations)
+        floats = tuple(i for i, n in enumerate(program.inputs) if isinstance(n, str) and not program.buffers[n].opaque
+                       and isinstance(part.inputs[i].type, ScalarType))
         if graph_pool is None:
-            return executable
+            return fill_numbers(executable, floats, program.device)
         from fuseline.runtime import cudagraphs
         outputs = range(len(part.outputs))
         saved = frozenset(i for i in outputs if direction == "forward" and i >= traced.num_forward)
         lend = frozenset(i for i in outputs if direction == "backward")
-        return cudagraphs.wrap_executable(executable, program, options, graph_pool, saved=saved, lend=lend)
+        graphed = cudagraphs.wrap_executable(executable, program, options, graph_pool, saved=saved, lend=lend)
+        return fill_numbers(graphed, floats, program.device)
     # Kernels for a GPU compile in other processes: what is left of our own work goes on meanwhile.
     lazy_backward = not any(isinstance(i.example, torch.Tensor) and i.example.is_cuda for i in inputs)
     return aot.wrap(traced, partitioned, compile_graph, graph_module, lazy_backward=lazy_backward), traced

@@ -262,6 +262,24 @@ def new_symbolic_int(shape_env: Any, value: int, label: str) -> torch.SymInt:
     return shape_env.create_symintnode(symbol, hint=value, source=source)
 
 
+def new_symbolic_float(shape_env: Any, value: float, label: str) -> torch.SymFloat:
+    """A symbolic float with a hint."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    source = InputSource(label)
+    symbol = shape_env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+    return shape_env.create_symfloatnode(symbol, hint=value, source=source)
+
+
+def hint_of(number: torch.SymInt) -> int | None:
+    """The value that a symbolic int has in the call that is captured; None where it depends on data."""
+    return number.node.hint
+
+
+def own_symbol(number: Any) -> Any:
+    """The symbol that a symbolic number was made with, also where it has been found to equal a constant since."""
+    return number.node._expr
+
+
 def expression_of(number: Any) -> Any:
     """The sympy expression of a SymInt, SymFloat or SymBool; of a plain number, the number itself."""
     import sympy
@@ -314,34 +332,37 @@ def shape_guard_texts(shape_env: Any) -> list[tuple[str, set[str]]]:
     found = []
     for guard in shape_env.guards:
         if guard.expr.free_symbols:
-            found.append((_python_text(guard.expr), {str(s) for s in guard.expr.free_symbols}))
+            found.append((python_text(guard.expr), {str(s) for s in guard.expr.free_symbols}))
     return found
 
 
-def _python_text(e: Any) -> str:
+def python_text(e: Any) -> str:
+    """A condition or expression of a ShapeEnv in Python, exact for floats. Raises NotImplementedError where there is none."""
     import sympy
+    if isinstance(e, sympy.Float):
+        return repr(float(e))
     signs = {"Equality": "==", "Unequality": "!=", "LessThan": "<=", "StrictLessThan": "<", "GreaterThan": ">=", "StrictGreaterThan": ">"}
     name = type(e).__name__
     if name in signs:
-        return f"({_python_text(e.lhs)} {signs[name]} {_python_text(e.rhs)})"
+        return f"({python_text(e.lhs)} {signs[name]} {python_text(e.rhs)})"
     if name in ("And", "Or"):
-        return "(" + f" {name.lower()} ".join(_python_text(a) for a in e.args) + ")"
+        return "(" + f" {name.lower()} ".join(python_text(a) for a in e.args) + ")"
     if name == "Not":
-        return f"(not {_python_text(e.args[0])})"
+        return f"(not {python_text(e.args[0])})"
     if isinstance(e, (sympy.Symbol, sympy.Number)):
         return str(e)
     if isinstance(e, sympy.Add):
-        return "(" + " + ".join(_python_text(a) for a in e.args) + ")"
+        return "(" + " + ".join(python_text(a) for a in e.args) + ")"
     if isinstance(e, sympy.Mul):
-        return "(" + " * ".join(_python_text(a) for a in e.args) + ")"
+        return "(" + " * ".join(python_text(a) for a in e.args) + ")"
     two = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Pow": "**", "PowByNatural": "**", "IntTrueDiv": "/",
-           "FloatTrueDiv": "/"}
+           "FloatTrueDiv": "/", "FloatPow": "**"}
     if name in two:
-        return f"({_python_text(e.args[0])} {two[name]} {_python_text(e.args[1])})"
+        return f"({python_text(e.args[0])} {two[name]} {python_text(e.args[1])})"
     if name in ("Max", "Min"):
-        return f"{name.lower()}({', '.join(_python_text(a) for a in e.args)})"
+        return f"{name.lower()}({', '.join(python_text(a) for a in e.args)})"
     if name == "ToFloat":
-        return f"float({_python_text(e.args[0])})"
+        return f"float({python_text(e.args[0])})"
     raise NotImplementedError(f"a guard on {name}")
 
 

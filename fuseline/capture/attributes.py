@@ -32,6 +32,8 @@ class Attributes(Containers):
         cls = type(obj)
         if isinstance(obj, torch.Tensor):
             return self._tensor_attribute(obj, name)
+        if cls is torch.SymFloat:
+            return self.getattr(self.fixed(obj), name)
         if cls is super:
             return self._super_attribute(obj, name)
         if isinstance(obj, type):

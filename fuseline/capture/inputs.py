@@ -1,18 +1,22 @@
 """Tensors and symbolic numbers from outside become inputs of the graph."""
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fuseline import torch_internals
 from fuseline.capture.errors import break_here
-from fuseline.capture.provenance import Provenance
-from fuseline.ir.region import Attr, GraphInput, Guard, InDict, Item, Local, Source, TensorFacts
+from fuseline.capture.provenance import CONSTANTS, MISSING, Provenance
+from fuseline.ir.region import Attr, Computed, GraphInput, Guard, InDict, Item, Local, Pinned, Source, TensorFacts
 from fuseline.options import Options
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
 
+_FLOATS = (-sys.float_info.max, sys.float_info.max)
 _LARGEST = (1 << 53) - 1       # symbolic numbers are 64-bit in the graph, and exact in floating point
 
 
@@ -35,6 +39,7 @@ class Inputs(Provenance):
         self.symbols: dict[Any, tuple[Source, int | None]] = {}
         self._symbol_nodes: dict[Any, Any] = {}
         self._numbers: dict[Source, Any] = {}
+        self._values: dict[Any, float] = {}                # symbol of a float -> its value in this call
 
     def read(self, value: Any, source: Source) -> Any:
         """An object from outside enters the stack: tensors are wrapped, everything is guarded as far as reading it needs."""
@@ -42,6 +47,8 @@ class Inputs(Provenance):
             return value if torch_internals.is_fake(value) else self.wrap(value, source)
         if type(value) is int and (source, None) in self.dynamic:
             return self._number(value, source)
+        if type(value) is float and (source, None) in self.dynamic:
+            return self._float(value, source)
         return self.read_object(value, source)
 
     def _placeholder(self, source: Source, example: Any, static: bool) -> Any:
@@ -103,6 +110,92 @@ class Inputs(Provenance):
             self._numbers[source] = number
         return self._numbers[source]
 
+    # -- floats ---------------------------------------------------------------------------------------------------
+    # A float from outside and each number that Python computes from it is a symbol of its own, whose source says how Python
+    # computes it again on each call: in doubles, in the program's order. Tensor operators take such a number as a graph input.
+    def _float(self, value: float, source: Source) -> Any:
+        """A symbolic float. What is not finite, and zero (whose sign relations do not tell), stays a constant."""
+        if value == 0.0 or not math.isfinite(value):
+            return self.read_object(value, source)
+        if source not in self._numbers:
+            number = torch_internals.new_symbolic_float(self.shape_env, value, f"number{len(self._numbers)}")
+            symbol = torch_internals.own_symbol(number)
+            self.symbols[symbol] = (source, None)
+            self._values[symbol] = value
+            self.guard(source, "range", _FLOATS)
+            self._numbers[source] = number
+        return self._numbers[source]
+
+    def derive(self, function: Callable, *args: Any) -> Any:
+        """function(*args) for a pure function of symbolic numbers and constants, as a value with a source.
+
+        A float is symbolic again, an int may be, any other constant is guarded. MISSING where an argument's source is not known.
+        Raises the program's exception.
+        """
+        sources = tuple(self._number_source(a) for a in args)
+        if None in sources:
+            return MISSING
+        values = [self._number_value(a) for a in args]
+        try:
+            value = self.native(function, *values)         # type: ignore[attr-defined]
+        except Exception:
+            for a in args:
+                self.fixed(a)
+            raise
+        if type(value) is float:
+            return self._float(value, Computed(function, sources))          # type: ignore[arg-type]
+        if type(value) in CONSTANTS:
+            return self.read(value, Computed(function, sources))            # type: ignore[arg-type]
+        for a in args:
+            self.fixed(a)
+        return value
+
+    def fixed(self, value: Any) -> Any:
+        """A symbolic float as the constant that it is in this call, guarded; containers made in this capture likewise, at any depth."""
+        if isinstance(value, torch.SymFloat):
+            symbol = torch_internals.own_symbol(value)
+            if symbol not in self._values:
+                return float(value)                        # a relation of sizes: the ShapeEnv guards it
+            self.guard(self.symbols[symbol][0], "equals", self._values[symbol])
+            return self._values[symbol]
+        if type(value) in (list, tuple) and _holds_float(value):
+            return type(value)(map(self.fixed, value))
+        if type(value) is dict and _holds_float(value):
+            return {self.fixed(k): self.fixed(v) for k, v in value.items()}
+        return value
+
+    def _number_value(self, number: Any) -> Any:
+        if isinstance(number, torch.SymFloat):
+            return self._values[torch_internals.own_symbol(number)]
+        return torch_internals.hint_of(number) if isinstance(number, torch.SymInt) else number
+
+    def _number_source(self, number: Any) -> Source | None:
+        if isinstance(number, torch.SymFloat):
+            place = self.symbols.get(torch_internals.own_symbol(number))
+            return None if place is None else place[0]
+        if isinstance(number, torch.SymInt):
+            return None if torch_internals.hint_of(number) is None else self._size_source(torch_internals.expression_of(number))
+        return Pinned(number) if type(number) in CONSTANTS else None
+
+    def _size_source(self, expression: Any) -> Source | None:
+        """How Python computes an expression of sizes again."""
+        if expression.is_Integer:
+            return Pinned(int(expression))
+        place = self.symbols.get(expression)
+        if place is not None:
+            return place[0] if place[1] is None else Computed(extent, (place[0], Pinned(place[1])))
+        try:
+            function, operands = torch_internals.operation_of(expression)
+        except NotImplementedError:
+            return None
+        sources = [self._size_source(o) for o in operands]
+        if not sources or None in sources:
+            return None
+        total = sources[0]
+        for source in sources[1:]:
+            total = Computed(function, (total, source))    # type: ignore[arg-type]
+        return total if len(sources) > 1 else Computed(function, (total,))        # type: ignore[arg-type]
+
     def bind_sizes(self, tensor: torch.Tensor, node: Any) -> None:
         """A result whose extents depend on data brings symbols of its own."""
         for axis, extent in enumerate(tensor.shape):
@@ -125,6 +218,10 @@ class Inputs(Provenance):
         if expression.is_Number:
             return float(expression)
         known = self._symbol_nodes.get(expression)
+        if known is None and expression in self._values:
+            source = self.symbols[expression][0]
+            self.guard(source, "range", _FLOATS)
+            known = self._symbol_nodes[expression] = (self._placeholder(source, self._numbers[source], False), None)
         if known is not None:
             node, axis = known
             if axis is None:
@@ -153,6 +250,18 @@ class Inputs(Provenance):
             if len(used) == len(names):
                 guards.append(Guard(None, "sizes", text, "", used))
         return tuple(guards)
+
+
+def extent(tensor: torch.Tensor, axis: int) -> int:
+    return tensor.shape[axis]
+
+
+def _holds_float(value: Any) -> bool:
+    if isinstance(value, torch.SymFloat):
+        return True
+    if type(value) is dict:
+        return any(_holds_float(x) for pair in value.items() for x in pair)
+    return type(value) in (list, tuple) and any(map(_holds_float, value))
 
 
 def is_module_state(source: Source) -> bool:

@@ -30,6 +30,9 @@ _TAKES_FUNCTION = (map, filter, sorted, max, min, functools.reduce, itertools.ac
                    itertools.takewhile, itertools.dropwhile, itertools.filterfalse)
 _TAKES_ITERABLE = frozenset({list, tuple, set, frozenset, dict, zip, enumerate, map, filter, reversed, sorted, max, min, any, all,
                              functools.reduce, collections.deque, collections.OrderedDict, bytes, bytearray})
+# What puts values elsewhere without looking at them.
+_STRUCTURE = frozenset({list, tuple, dict, zip, enumerate, map, filter, reversed, functools.reduce, collections.deque,
+                        collections.OrderedDict, len, iter, next, id, slice, callable, isinstance})
 # Which arguments native code iterates over, where it is not all of them.
 _ITERATED: dict[Any, tuple[int, ...]] = {
     functools.reduce: (1,), itertools.repeat: (), itertools.count: (), itertools.islice: (0,), itertools.accumulate: (0,),
@@ -265,6 +268,12 @@ class Natives(TorchCalls):
             return self.native(function, self.writable(args[0]), *map(self.contents, args[1:]), **kwargs)
         if getattr(function, "__name__", "") == "dir" or function is operator.length_hint and self.source(args[0]) is not None:
             raise break_here("introspection", "dir() looks at everything in an object", "ask for the attributes by name")
+        found = self._of_numbers(function, args, kwargs)
+        if found is not MISSING:
+            return found
+        if function not in _STRUCTURE and getattr(function, "__module__", "") != "itertools":
+            args = tuple(self.fixed(self.contents(a)) if _numbers_inside(self.contents(a)) else a for a in args)
+            kwargs = {k: self.fixed(v) for k, v in kwargs.items()}
         if function in _SHOW_VALUES and any(map(_deep_tensor, map(self.contents, args))):
             raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
         if function in _SHOW_VALUES and any(_shows_itself(self.contents(a)) for a in args):
@@ -289,6 +298,20 @@ class Natives(TorchCalls):
         else:
             args = tuple(map(self.contents, args))
         return self.native(function, *args, **{k: self.contents(v) for k, v in kwargs.items()})
+
+    def _of_numbers(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """A function of symbolic floats, or a math function of symbolic sizes, that Python computes on each call; else MISSING."""
+        wanted = (torch.SymFloat, torch.SymInt) if getattr(function, "__module__", "") == "math" or function is float else torch.SymFloat
+        if function is sum and args and _numbers_inside(self.contents(args[0])):
+            total = args[1] if len(args) > 1 else kwargs.get("start", 0)
+            for value in self.iterate(args[0]):
+                total = self.binary(operator.add, total, value)
+            return total
+        if function in (min, max) and len(args) == 1 and not kwargs and _numbers_inside(self.contents(args[0])):
+            args = tuple(self.iterate(args[0]))
+        if kwargs or function in _STRUCTURE or not any(isinstance(a, wanted) for a in args):
+            return MISSING
+        return self.derive(function, *args)
 
     # -- instances -----------------------------------------------------------------------------------------------
     def construct(self, cls: type, args: tuple, kwargs: dict, through_metaclass: bool = True) -> Any:
@@ -351,6 +374,13 @@ class Natives(TorchCalls):
             return self.native(cls, *map(self._iterable, args), **kwargs)
         raise break_here("unknown-c-function", f"{cls.__module__}.{cls.__name__} is written in C and is not known to be pure",
                          "make it outside the compiled function")
+
+
+def _numbers_inside(value: Any) -> bool:
+    """Whether a symbolic float is a value or in a list, tuple or dict that native code would look into."""
+    if type(value) is dict:
+        return any(_numbers_inside(x) for pair in value.items() for x in pair)
+    return isinstance(value, torch.SymFloat) or type(value) in (list, tuple) and any(map(_numbers_inside, value))
 
 
 def _deep_tensor(value: Any, depth: int = 0) -> bool:

@@ -11,9 +11,10 @@ import torch
 from fuseline.capture.attributes import Attributes
 from fuseline.capture.containers import holds_tensor, plain_number
 from fuseline.capture.errors import break_here
-from fuseline.capture.provenance import is_python
+from fuseline.capture.provenance import MISSING, is_python
 
 _EXACT = frozenset({int, float, bool, str, complex})
+_NUMBERS = frozenset({int, float, bool, complex, torch.SymInt, torch.SymFloat})
 _SEQUENCES = (str, bytes, list, tuple)
 _FALLBACK = {"iadd": operator.add, "iand": operator.and_, "ifloordiv": operator.floordiv, "ilshift": operator.lshift,
              "imatmul": operator.matmul, "imul": operator.mul, "imod": operator.mod, "ior": operator.or_, "ipow": operator.pow,
@@ -27,6 +28,11 @@ class Operators(Attributes):
         """`a op b`, with the reflected methods of classes written in Python."""
         if type(a) in _EXACT and type(b) in _EXACT:
             return self.native(op, a, b)
+        if type(a) in _NUMBERS and type(b) in _NUMBERS and (
+                torch.SymFloat in (type(a), type(b)) or op is operator.truediv or float in (type(a), type(b))):
+            found = self.derive(op, a, b)
+            if found is not MISSING:
+                return found
         if op is operator.mod and isinstance(a, (str, bytes)):
             b = plain_number(self.contents(b))
             if holds_tensor(b):
@@ -39,6 +45,10 @@ class Operators(Attributes):
     def compare(self, op: Callable, a: Any, b: Any) -> Any:
         if type(a) in _EXACT and type(b) in _EXACT:
             return self.native(op, a, b)
+        if torch.SymFloat in (type(a), type(b)) and type(a) in _NUMBERS and type(b) in _NUMBERS:
+            found = self.derive(op, a, b)
+            if found is not MISSING:
+                return found
         name = op.__name__
         if name == "ne" and not is_python(type(a), "__ne__") and is_python(type(a), "__eq__") and not isinstance(b, torch.Tensor):
             found = self.interpreter_call(self.getattr(a, "__eq__"), (b,), {})
@@ -81,7 +91,7 @@ class Operators(Attributes):
             return self.native(_raise, TypeError(f"{text}: '{left.__name__}' and '{right.__name__}'"))
         self._known(a, op)
         self._known(b, op)
-        return self.native(op, self.contents(a), self.contents(b))
+        return self.native(op, self.fixed(self.contents(a)), self.fixed(self.contents(b)))
 
     def _known(self, value: Any, op: Callable) -> None:
         """Raise Break for an object from outside whose operators are written in C, apart from Python's own types."""
@@ -113,12 +123,18 @@ class Operators(Attributes):
         name = f"__{op.__name__.strip('_')}__"
         if is_python(type(a), name):
             return self.interpreter_call(self.getattr(a, name), (), {})
+        if isinstance(a, torch.SymFloat):
+            found = self.derive(op, a)
+            if found is not MISSING:
+                return found
         return self.native(op, a)
 
     def truth(self, value: Any) -> bool:
         """bool(value). A tensor is a graph break; a relation of symbolic sizes is decided and guarded."""
         if value is None or type(value) in _EXACT:
             return bool(value)
+        if isinstance(value, torch.SymFloat):
+            return self.native(bool, self.fixed(value) if (found := self.derive(bool, value)) is MISSING else found)
         if isinstance(value, torch.Tensor):
             raise break_here("data-dependent-branch", "a branch depends on the values of a tensor",
                              "use torch.where, or keep the branch outside the compiled function")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fuseline import torch_internals
 from fuseline.capture.containers import ItemIterator, ProgramIterator
 from fuseline.capture.errors import break_here
 from fuseline.capture.native import Callback, Natives
@@ -64,6 +65,9 @@ class Recipes(Natives):
         if isinstance(value, torch.Tensor):
             return self._output(self.operand(value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            own = self.symbols.get(torch_internals.own_symbol(value))
+            if own is not None and own[1] is None:
+                return FromSource(own[0])
             node = self.number_node(value)
             if not isinstance(node, torch.fx.Node):
                 return Const(node)

@@ -19,6 +19,7 @@ from fuseline.ir.region import (
     CellObject,
     CellOf,
     ClassDict,
+    Computed,
     Global,
     InDict,
     Item,
@@ -167,6 +168,8 @@ class Fetcher:
                 return f"_item({holder}, {constants.literal(key)})"
             case KeyAt(base, index):
                 return f"_key_at({self.name(base)}, {index})"
+            case Computed(function, operands):
+                return f"{constants.name(function)}({', '.join(map(self.name, operands))})"
         raise TypeError(f"{source!r} is not a source")
 
 
@@ -212,6 +215,8 @@ def _fetch(source: Source, arguments: Mapping[str, Any], cells: Mapping[str, Any
             value = item(base(owner), key)
         case KeyAt(owner, index):
             value = key_at(base(owner), index)
+        case Computed(function, operands):
+            value = function(*map(base, operands))
         case _:
             raise TypeError(f"{source!r} is not a source")
     known[source] = value
@@ -243,4 +248,7 @@ def describe(source: Source | None) -> str:
             return f"{describe(base)}[{key!r}]"
         case KeyAt(base, index):
             return f"list({describe(base)})[{index}]"
+        case Computed(function, operands):
+            values = [repr(o.value) if isinstance(o, Pinned) else describe(o) for o in operands]
+            return f"{getattr(function, '__name__', function)}({', '.join(values)})"
     raise TypeError(f"{source!r} is not a source")

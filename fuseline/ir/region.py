@@ -109,7 +109,15 @@ class KeyAt:
     index: int
 
 
-Source = Union[Local, Cell, CellObject, CellOf, Global, Builtin, Pinned, Attr, InDict, TypeOf, ClassDict, Item, KeyAt]
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """`function(*arguments)`: a number that Python computes again on each call from numbers at other sources, exactly as the
+    program does. The function has no effects; constants among the arguments are Pinned."""
+    function: Callable
+    arguments: tuple[Source, ...]
+
+
+Source = Union[Local, Cell, CellObject, CellOf, Global, Builtin, Pinned, Attr, InDict, TypeOf, ClassDict, Item, KeyAt, Computed]
 
 
 # ---------------------------------------------------------------- guards
@@ -130,7 +138,7 @@ class Guard:
     "same"     v is the object at another source (value: Source): two inputs that were one object
     "distinct" v is not the object at another source (value: Source)
     "no_overlap" / "overlap"   the storages of two tensors (value: Source) do not / do share memory
-    "range"    a symbolic int's range: value = (low, high)
+    "range"    type and range of a symbolic number: value = (low, high), two ints or two floats (NaN is in no range)
     "sizes"    a relation between sizes (value: text over s0, s1, ...; `symbols` maps each to (Source, axis or None))
     "mode"     process state: value = (name, state), name one of "grad", "inference", "autocast", "deterministic",
                "default_dtype", "default_device", "num_threads"?, "torch_function", ...  (source None)

@@ -11,13 +11,20 @@ from fuseline.ir.graph import Node, Size, TensorType, contiguous
 from fuseline.ir.kernels import Buffer, Extern, Step
 from fuseline.lower.builder import KernelBuilder, Number, Val
 from fuseline.lower.promotion import result_type, round_number
-from fuseline.lower.views import View, expand, reshape, storage_stride
+from fuseline.lower.views import RuntimeNumber, View, expand, reshape, storage_stride
 
 Result = object                        # a View, a size, None, or a tuple of these
 LoweringFunction = Callable[..., Result]
 
 LOWERINGS: dict[str, LoweringFunction] = {}
 POINTWISE: set[str] = set()            # operators whose result's element depends on the operands' elements at that place
+
+
+# Operators whose lowering takes a float that is known at run time only (a RuntimeNumber) in place of a number.
+TAKES_NUMBERS: set[str] = {
+    "aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar", "aten.masked_fill.Scalar",
+    "aten.clamp.default", "aten.full.default", "aten.full_like.default", "aten.fill.Scalar", "aten.new_full.default",
+    "aten.scalar_tensor.default"}
 
 
 def lowering(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
@@ -31,17 +38,20 @@ def lowering(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
     return register
 
 
-def elementwise(*names: str, operands: int = 1, compute: str = "result") -> Callable[[Callable[..., Val]], Callable[..., Val]]:
+def elementwise(*names: str, operands: int = 1, compute: str = "result",
+                numbers: bool = False) -> Callable[[Callable[..., Val]], Callable[..., Val]]:
     """Register fn(kernel, *values, *params, **params) -> value for operators that broadcast their first `operands` arguments.
 
     compute  the type that operands are converted to: "result" (the result's), "promoted" (as torch.result_type has it;
              for comparisons), or "own" (none: each its own)
+    numbers  fn takes values of the compute type for its params, too: floats that are known at run time only
     """
     def register(fn: Callable[..., Val]) -> Callable[..., Val]:
         def lower(context: Context, *args: object, **kwargs: object) -> View:
-            return context.elementwise(fn, args[:operands], compute, args[operands:], kwargs)
+            return context.elementwise(fn, args[:operands], compute, args[operands:], kwargs, numbers=numbers)
         lowering(*names)(lower)
         POINTWISE.update(names)
+        TAKES_NUMBERS.update(names)
         return fn
     return register
 
@@ -124,10 +134,11 @@ class Context:
         return out
 
     def elementwise(self, fn: Callable[..., Val], operands: Sequence[object], compute: str,
-                    params: Sequence[object] = (), kwargs: dict | None = None, out: View | None = None) -> View:
+                    params: Sequence[object] = (), kwargs: dict | None = None, out: View | None = None, *,
+                    numbers: bool = False) -> View:
         """Broadcast operands (Views, numbers, sizes), convert them, and store fn(kernel, *values, *params, **kwargs)."""
         from_params = (*params, *(kwargs or {}).values())
-        if any(isinstance(p, (Expr, View)) for p in from_params):
+        if any(isinstance(p, (Expr, View)) or isinstance(p, RuntimeNumber) and not numbers for p in from_params):
             raise LoweringError("a setting that is known at run time only")
         out = self.result() if out is None else out
         kind: DType | None = None
@@ -139,7 +150,10 @@ class Context:
 
         def value(kernel: KernelBuilder, index: tuple[Size, ...]) -> Val:
             values = [scalar(kernel, o, index, kind) for o in views]
-            return fn(kernel, *values, *params, **(kwargs or {}))
+
+            def setting(p: object) -> object:
+                return scalar(kernel, p, index, kind) if isinstance(p, RuntimeNumber) else p
+            return fn(kernel, *values, *map(setting, params), **{k: setting(v) for k, v in (kwargs or {}).items()})
         return self.fill(out, value)
 
     def copy(self, view: View, out: View) -> View:
@@ -166,6 +180,10 @@ def scalar(kernel: KernelBuilder, operand: object, index: Sequence[Size], dtype:
         value = kernel.load(operand, index)
         # Half values are kept as f32, so converting between a half type and its compute type is nothing.
         return kernel.cast(value, dtype, round_half=False) if dtype is not None else value
+    if isinstance(operand, RuntimeNumber):
+        if dtype is None or not dtype.is_float:
+            raise LoweringError("a float that is known at run time only, as another type")
+        return kernel.cast(kernel.load(operand.view, ()), dtype)
     if dtype is None:
         raise InternalError(f"number {operand} without a type")
     if isinstance(operand, float):

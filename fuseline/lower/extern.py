@@ -10,7 +10,7 @@ from fuseline.ir.expr import symbols
 from fuseline.ir.graph import Node, ScalarType, TensorType
 from fuseline.ir.kernels import Buffer, Extern, Ref, ViewOf
 from fuseline.lower.context import Context
-from fuseline.lower.views import View, is_dense, same_layout
+from fuseline.lower.views import RuntimeNumber, View, is_dense, same_layout
 
 # Operators with an overload that writes into memory that we place. Their result's dtype, shape and strides are as given.
 OUT_VARIANTS = {
@@ -41,6 +41,10 @@ def argument(context: Context, arg: object, values: dict[Node, object]) -> objec
     """An argument as an Extern has it: tensors as Ref or ViewOf."""
     if isinstance(arg, Node):
         return argument(context, values[arg], values)
+    if isinstance(arg, RuntimeNumber):
+        name = arg.passed(arg.view.buffer)
+        context.buffers[name] = Buffer(name, OTHER, (), (), "cpu", "input", opaque=True)
+        return Ref(name)
     if isinstance(arg, View):
         buffer = context.buffers[arg.buffer]
         whole = arg.offset == 0 and arg.shape == buffer.shape and same_layout(arg.shape, arg.stride, buffer.stride)

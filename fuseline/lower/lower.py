@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from fuseline import torch_internals
 from fuseline.errors import InternalError, LoweringError
+from fuseline.ir.dtypes import F64
 from fuseline.ir.expr import Expr, Sym, symbols
 from fuseline.ir.graph import Graph, Node, ScalarType, TensorType
 from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Output, Ref, Step, ViewOf
 from fuseline.ir.verdict import Verdict
 from fuseline.lower import activations, creation, extern, indexing, normalization, pointwise, pooling, reduction, shapes  # noqa: F401
-from fuseline.lower.context import LOWERINGS, POINTWISE, Context
-from fuseline.lower.views import View
+from fuseline.lower.context import LOWERINGS, POINTWISE, TAKES_NUMBERS, Context
+from fuseline.lower.views import RuntimeNumber, View
 
 
 def supported() -> frozenset[str]:
@@ -34,18 +35,39 @@ def lower(graph: Graph, *, inference: bool = False) -> LoopProgram:
     context = Context()
     values: dict[Node, object] = {}
     verdicts: list[Verdict] = []
-    inputs = tuple(_input(context, node, values) for node in graph.inputs)
+    device = next((t.device for n in (*graph.inputs, *graph.nodes) if isinstance(t := n.type, TensorType) and t.device != "cpu"), "cpu")
+    inputs = tuple(_input(context, node, values, device) for node in graph.inputs)
     used = _used_results(graph)
     for node in graph.nodes:
         values[node] = _lower_node(context, node, values, used.get(node), verdicts)
     outputs = tuple(_output(context, out, values) for out in graph.outputs)
+    inputs = tuple(_number_input(context, name) for name in inputs)
     hoisted, steps = _hoist(context) if inference else ((), tuple(context.steps))
     named = {name for step in context.steps for part in effects(step)[:2] for name in part}
     buffers = {name: b for name, b in context.buffers.items() if b.kind != "temp" or name in named}
     return LoopProgram(inputs, buffers, steps, outputs, _device(context), hoisted, verdicts=tuple(verdicts))
 
 
-def _input(context: Context, node: Node, values: dict[Node, object]) -> str | Sym:
+def _number_input(context: Context, name: str | Sym) -> str | Sym:
+    """The input as the program has it: for a float that operators of PyTorch take, the float itself, from which kernels' memory is
+    filled; for any other, 0-d memory that the caller fills."""
+    number = RuntimeNumber.passed(name) if isinstance(name, str) else ""
+    if number not in context.buffers:
+        return name
+    if any(name in part for step in context.steps for part in effects(step)[:2]):
+        context.buffers[name] = replace(context.buffers[name], kind="temp")      # type: ignore[index]
+        kwargs = (("device", context.buffers[name].device), ("dtype", F64))       # type: ignore[index]
+        context.steps.insert(0, Extern("aten.full.default", ((), Ref(number)), kwargs, (name,)))         # type: ignore[arg-type]
+    else:
+        del context.buffers[name]                                                # type: ignore[arg-type]
+    return number
+
+
+def _input(context: Context, node: Node, values: dict[Node, object], device: str) -> str | Sym:
+    if isinstance(node.type, ScalarType) and node.type.kind == "float":
+        context.buffers[node.name] = Buffer(node.name, F64, (), (), device, "input")
+        values[node] = RuntimeNumber(View(node.name, F64, (), (), device))
+        return node.name
     if isinstance(node.type, ScalarType):
         sym = node.type.expr if isinstance(node.type.expr, Sym) else Sym(node.name)
         values[node] = sym if node.type.expr is None else node.type.expr
@@ -83,7 +105,10 @@ def _lower_node(context: Context, node: Node, values: dict[Node, object], used: 
         steps, buffers, count = len(context.steps), len(context.buffers), context.count
         try:
             args = tuple(_argument(a, values) for a in node.args)
-            return lowering(context, *args, **{k: _argument(v, values) for k, v in node.kwargs})
+            kwargs = {k: _argument(v, values) for k, v in node.kwargs}
+            if node.op not in TAKES_NUMBERS and any(isinstance(a, RuntimeNumber) for a in (*args, *kwargs.values())):
+                raise LoweringError("a number that is known at run time only")
+            return lowering(context, *args, **kwargs)
         except LoweringError as refusal:
             verdicts.append(Verdict.no(refusal.what, f"{node.op} at {node.origin}" if node.origin else node.op))
             del context.steps[steps:]
@@ -95,7 +120,7 @@ def _lower_node(context: Context, node: Node, values: dict[Node, object], used: 
 
 def _argument(arg: object, values: dict[Node, object]) -> object:
     if isinstance(arg, Node):
-        if isinstance(arg.type, ScalarType) and arg.type.expr is None:      # kernels compute with sizes, not with such numbers
+        if isinstance(arg.type, ScalarType) and arg.type.expr is None and not isinstance(values[arg], RuntimeNumber):
             raise LoweringError("a number that is known at run time only")
         return values[arg]
     if isinstance(arg, (tuple, list)):
@@ -107,6 +132,8 @@ def _output(context: Context, out: object, values: dict[Node, object]) -> Output
     if not isinstance(out, Node):
         return Output(out)
     value = values[out]
+    if isinstance(value, RuntimeNumber):                      # what backward needs of it, the caller has
+        return Output(None)
     if not isinstance(value, View):
         return Output(value)
     buffer = context.buffers[value.buffer]

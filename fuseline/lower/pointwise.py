@@ -133,19 +133,19 @@ def round_decimals(k: KernelBuilder, x: Val, decimals: int = 0) -> Val:
 
 # ---------------------------------------------------------------- arithmetic
 
-@elementwise("aten.add.Tensor", "aten.add.Scalar", operands=2)
+@elementwise("aten.add.Tensor", "aten.add.Scalar", operands=2, numbers=True)
 def add(k: KernelBuilder, a: Val, b: Val, alpha: float = 1) -> Val:
     if a.dtype == BOOL:
         return a | b if alpha else a
     return a + (b if alpha == 1 else b * alpha)
 
 
-@elementwise("aten.sub.Tensor", "aten.sub.Scalar", operands=2)
+@elementwise("aten.sub.Tensor", "aten.sub.Scalar", operands=2, numbers=True)
 def sub(k: KernelBuilder, a: Val, b: Val, alpha: float = 1) -> Val:
     return a - (b if alpha == 1 else b * alpha)
 
 
-@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", operands=2)
+@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", operands=2, numbers=True)
 def rsub(k: KernelBuilder, a: Val, b: Val, alpha: float = 1) -> Val:
     return b - (a if alpha == 1 else a * alpha)
 
@@ -241,7 +241,7 @@ def pow_scalar(k: KernelBuilder, x: Val, exponent: Val) -> Val:
     if x.dtype == BOOL:
         raise LoweringError("power of booleans")
     if isinstance(e, str):
-        return k.op("pow", x, exponent)
+        raise LoweringError("an exponent that is known at run time only")
     if e == 1:
         return x
     if e == 2:
@@ -262,12 +262,12 @@ def pow_scalar(k: KernelBuilder, x: Val, exponent: Val) -> Val:
     return k.op("pow", x, exponent)
 
 
-@elementwise("aten.addcmul.default", operands=3)
+@elementwise("aten.addcmul.default", operands=3, numbers=True)
 def addcmul(k: KernelBuilder, x: Val, a: Val, b: Val, value: float = 1) -> Val:
     return x + (a * b if value == 1 else a * value * b)
 
 
-@elementwise("aten.addcdiv.default", operands=3)
+@elementwise("aten.addcdiv.default", operands=3, numbers=True)
 def addcdiv(k: KernelBuilder, x: Val, a: Val, b: Val, value: float = 1) -> Val:
     return x + (a if value == 1 else a * value) / b
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fuseline.errors import LoweringError
 from fuseline.ir import dtypes
 from fuseline.ir.dtypes import BF16, BOOL, F16, F32, F64, I16, I32, I64, DType
-from fuseline.lower.views import View
+from fuseline.lower.views import RuntimeNumber, View
 
 _CATEGORY = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
 
@@ -54,7 +54,7 @@ def result_type(args: Iterable[object]) -> DType:
             where, dtype = (0 if arg.rank else 1), arg.dtype
         elif isinstance(arg, bool):
             where, dtype = 2, BOOL
-        elif isinstance(arg, float):
+        elif isinstance(arg, (float, RuntimeNumber)):
             where, dtype = 2, F32
         else:
             where, dtype = 2, I64

@@ -38,6 +38,19 @@ class View:
         return any(isinstance(s, int) and s == 0 for s in self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class RuntimeNumber:
+    """A Python float that is known when the program runs. `view` is 0-d f64 memory that holds it, for kernels, which convert it
+    as they convert a number in the program; operators of PyTorch take the float itself."""
+
+    view: View
+
+    @staticmethod
+    def passed(name: str) -> str:
+        """The buffer that stands for the float itself, of the input called `name`."""
+        return f"{name}_number"
+
+
 def normalize_axis(axis: int, rank: int) -> int:
     return axis + max(rank, 1) if axis < 0 else axis
 

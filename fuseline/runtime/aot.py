@@ -191,6 +191,7 @@ def _training_function(traced: Traced, parts: Partitioned, compile_graph: Compil
     # Saved inputs that the epilogue writes to are copied first.
     save_copies = tuple(k for k, node in enumerate(parts.saved) if position.get(node) in written)
     saved_scalars = tuple(k for k, node in enumerate(parts.saved) if not isinstance(node.type, TensorType))
+    scalar_inputs = {k: position[parts.saved[k]] for k in saved_scalars if parts.saved[k] in position}
     output_at = {node: i for i, node in enumerate(parts.forward.outputs[:count]) if isinstance(node, Node) and i not in copies}
     # A saved value that is also an output (the same node) must be the output's tensor object: autograd then checks its version.
     as_output = tuple((k, output_at[node]) for k, node in enumerate(parts.saved) if node in output_at and node not in position)
@@ -222,7 +223,7 @@ def _training_function(traced: Traced, parts: Partitioned, compile_graph: Compil
         for k in save_copies:
             saved[k] = saved[k].clone()
         if saved_scalars:
-            ctx.scalars = [saved[k] for k in saved_scalars]
+            ctx.scalars = [inputs[scalar_inputs[k]] if k in scalar_inputs else saved[k] for k in saved_scalars]
             for k in saved_scalars:
                 saved[k] = None
         ctx.save_for_backward(*saved)

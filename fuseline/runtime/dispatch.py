@@ -307,14 +307,14 @@ class Dispatcher:
         return failed[0][1] if failed else ""
 
     def _widen(self, arguments: Mapping[str, Any], cells: Mapping[str, Any], options: Options) -> None:
-        """Decide which sizes and ints the next compilation takes as symbols: those that changed, and those marked."""
+        """Decide which sizes and numbers the next compilation takes as symbols: those that changed, and those marked."""
         found: set[tuple[Source, int | None]] = set(self.dynamic)
         for source, tensor in _tensors(arguments):
             marked = getattr(tensor, DYNAMIC_ATTRIBUTE, ())
             axes = range(tensor.dim()) if options.dynamic else marked
             found |= {(source, axis) for axis in axes if axis < tensor.dim() and tensor.shape[axis] > 1}
         if options.dynamic:
-            found |= {(Local(n), None) for n, v in arguments.items() if type(v) is int and v not in (0, 1)}
+            found |= {(Local(n), None) for n, v in arguments.items() if type(v) is float or type(v) is int and v not in (0, 1)}
         if options.dynamic is not False:
             for guard, _ in self._closest(arguments, cells):
                 try:
@@ -325,7 +325,8 @@ class Dispatcher:
                     for axis, (was, size) in enumerate(zip(guard.value.shape, now.shape)):
                         if was is not None and was != size and was > 1 and size > 1:
                             found.add((guard.source, axis))
-                elif guard.kind == "equals" and type(guard.value) is int and type(now) is int and now not in (0, 1):
+                elif guard.kind == "equals" and type(guard.value) is int and type(now) is int and now not in (0, 1) or (
+                        guard.kind == "equals" and type(guard.value) is float and type(now) is float):
                     found.add((guard.source, None))
         self.dynamic = frozenset(found)
 

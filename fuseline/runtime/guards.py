@@ -129,6 +129,9 @@ class GuardWriter:
                 self.fail_if(f"not _overlaps({v}, {self.fetcher.name(value)})")
             case "range":
                 low, high = value
+                if type(low) is float:
+                    self.fail_if(f"type({v}) is not {constants.name(float)} or not {low!r} <= {v} <= {high!r}")
+                    return
                 bounds = ([f"{v} < {low}"] if low is not None and low > -(1 << 62) else []) + (
                     [f"{v} > {high}"] if high is not None and high < (1 << 62) else [])
                 self.fail_if(" or ".join([f"type({v}) is not int", *bounds]))
@@ -338,8 +341,10 @@ def _difference(guard: Guard, arguments: Mapping[str, Any], cells: Mapping[str, 
             return None if overlaps(v, fetch(wanted, arguments, cells)) else f"no longer shares memory with {describe(wanted)}"
         case "range":
             low, high = wanted
-            inside = type(v) is int and (low is None or v >= low) and (high is None or v <= high)
-            return None if inside else f"{_short(v)} is outside of {low}..{high}"
+            wanted = float if type(low) is float else int
+            inside = type(v) is wanted and (low is None or v >= low) and (high is None or v <= high)
+            return None if inside else f"{_short(v)} is outside of {low}..{high}" if type(v) is wanted else (
+                f"type was {wanted.__name__}, now {type(v).__name__}")
         case "call":
             return None if wanted(v) else f"{getattr(wanted, '__name__', 'a check')} no longer holds"
     raise ValueError(f"unknown guard kind {kind!r}")

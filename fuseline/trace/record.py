@@ -52,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self.constants: list[tuple[torch.Tensor, Node]] = []
         self._decompositions = decompositions
         self._aliases: dict[int, Alias] = {}
+        self.floats: dict[Any, Node] = {}                        # symbol of a Python float -> the input that it is
         self._stores: dict[int, Store] = {}
         self._constant_aliases: dict[int, Alias] = {}
         self._names: set[str] = set()
@@ -447,6 +448,11 @@ class Recorder(TorchDispatchMode):
             known = value.node.maybe_as_float() if isinstance(value, torch.SymFloat) else value.node.maybe_as_bool()
             if known is not None:
                 return known
+            node = self.floats.get(value.node.expr)
+            if node is not None:
+                return node
+            if isinstance(value, torch.SymFloat) and value.node.expr.free_symbols <= set(self.floats):
+                return float(value)                              # an operator's formula computes with it: a constant, guarded
             raise NotSupported(f"a number computed from sizes is an operand: {value.node.expr}")
         if isinstance(value, (complex, int, float)):
             return value

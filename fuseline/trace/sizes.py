@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fuseline import torch_internals
 from fuseline.errors import NotSupported
 from fuseline.ir import expr
 from fuseline.ir.expr import Expr, Int, Sym
@@ -83,6 +84,11 @@ class Sizes:
         return tuple(dict.fromkeys(t for t in texts if t != "True"))
 
     def _text(self, e: Any) -> str:
+        if any(not str(s).startswith("s") for s in e.free_symbols):       # floats
+            try:
+                return torch_internals.python_text(e)
+            except NotImplementedError as error:
+                raise NotSupported(str(error)) from None
         if e.is_Relational:
             sign = {"Equality": "==", "Unequality": "!=", "LessThan": "<=", "StrictLessThan": "<", "GreaterThan": ">=",
                     "StrictGreaterThan": ">"}[type(e).__name__]

@@ -112,12 +112,16 @@ class _Trace:
                 continue
             if isinstance(x, torch.SymInt):
                 type_ = ScalarType("int", self.sizes.of(x))
+            elif isinstance(x, torch.SymFloat):
+                type_ = ScalarType("float")
             elif isinstance(x, (bool, int, float)):
                 kind = type(x).__name__
                 type_ = ScalarType(kind, x if isinstance(x, int) and kind == "int" else None)
             else:
                 raise NotSupported(f"a graph input of type {type(x).__name__}")
             self.graph_inputs.append(Node(self.recorder.name(name), "input", type=type_, static=static))
+            if isinstance(x, torch.SymFloat):
+                self.recorder.floats[torch_internals.own_symbol(x)] = self.graph_inputs[-1]
             arguments.append(x)
         return arguments
 
@@ -139,6 +143,9 @@ class _Trace:
                 for axis, size in enumerate(node.type.shape):
                     if isinstance(size, Expr):
                         found.setdefault(str(size), []).append((i, axis))
+        for i, x in enumerate(self.inputs):
+            if isinstance(x, torch.SymFloat):
+                found.setdefault(str(torch_internals.own_symbol(x)), []).append((i, None))
         return {name: tuple(places) for name, places in found.items() if name.isidentifier()}
 
     # ------------------------------------------------------------ forward

@@ -126,8 +126,13 @@ def test_tables_of_operators_are_consistent() -> None:
     assert "aten.mm.default" not in supported()
 
 
-def test_a_number_known_at_run_time_only_goes_to_pytorch() -> None:
+def test_a_float_known_at_run_time_only_is_memory_for_kernels_and_itself_for_pytorch() -> None:
     x, factor = Node("x", "input", type=tensor(3)), Node("f", "input", type=ScalarType("float"))
     scaled = Node("m", "aten.mul.Tensor", (x, factor), (), tensor(3))
     program = lower(Graph((x, factor), (scaled,), (scaled,)))
-    assert [s.op for s in program.steps] == ["aten.mul.Tensor"] and program.verdicts
+    assert program.inputs == ("x", "f") and [s.kernel.label for s in program.steps] == ["mul"] and not program.verdicts
+    power = Node("p", "aten.pow.Tensor_Scalar", (scaled, factor), (), tensor(3))
+    program = lower(Graph((x, factor), (scaled, power), (power,)))
+    assert program.inputs == ("x", "f_number") and program.verdicts
+    assert [getattr(s, "op", "kernel") for s in program.steps] == ["aten.full.default", "kernel", "aten.pow.Tensor_Scalar"]
+    verify_program(program)
