@@ -48,7 +48,8 @@ class _Server:
         script = str(pathlib.Path(__file__).with_name("triton_worker.py"))
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         environment.setdefault("TRITON_CACHE_DIR", str(default_directory() / "triton"))
-        self.process = subprocess.Popen([sys.executable, script, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        # -P: modules beside the script do not stand in for those of the standard library with their names.
+        self.process = subprocess.Popen([sys.executable, "-P", script, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         env=environment, text=True)
         if self.process.stdin is None or self.process.stdout is None:
             raise InternalError("the Triton compile process has no pipes")
