@@ -125,9 +125,10 @@ def recordable(program: LoopProgram) -> Verdict:
     for step in externs:
         if step.op.startswith(UNRECORDABLE):
             return Verdict.no("the operator waits for the device or its result's size depends on data", step.op)
+    passed = next((name for name, buffer in program.buffers.items() if buffer.opaque and buffer.kind == "input"), None)
+    if passed is not None:
+        return Verdict.no("a float that may change is an argument of a PyTorch operator", passed)
     for name, buffer in program.buffers.items():
-        if buffer.opaque and buffer.kind == "input":
-            return Verdict.no("a float that may change is an argument of a PyTorch operator", name)
         if torch.device(buffer.device) != torch.device(program.device) and buffer.device != "cuda":
             return Verdict.no(f"a tensor is on {buffer.device}", name)
     if len(program.steps) < MIN_LAUNCHES and not externs:

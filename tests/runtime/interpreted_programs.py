@@ -16,8 +16,10 @@ import torch.nn.functional as F
 
 from fuseline import passes
 from fuseline.autodiff.partition import partition
+from fuseline.ir import dtypes
 from fuseline.ir.dtypes import F32
 from fuseline.ir.expr import Sym
+from fuseline.ir.graph import Graph, Node, ScalarType, TensorType
 from fuseline.ir.kernels import Axis, Buffer, Extern, Kernel, Launch, Load, LoopProgram, Op, Output, Param, Phase, Ref, Store
 from fuseline.ir.target import H200
 from fuseline.ir.verify import verify_program
@@ -26,8 +28,11 @@ from fuseline.options import Options
 from fuseline.pipeline import plain_mutations
 from fuseline.runtime import aot
 from fuseline.runtime.cuda_executor import CudaExecutable, load
+from fuseline.runtime.cudagraphs import recordable
+from fuseline.runtime.numbers import fill_numbers
 from fuseline.schedule.in_place import write_in_place
 from fuseline.schedule.schedule import schedule
+from fuseline.torch_internals import to_torch_dtype
 from fuseline.trace.trace import trace
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -62,6 +67,28 @@ def test_pointwise_and_rows() -> None:
     run, made = compiled(fn, [x, y], inference=True)
     torch.testing.assert_close(run(x, y)[0], fn(x, y), rtol=1e-5, atol=1e-6)
     assert len(made[0].program.steps) == 1
+
+
+@pytest.mark.parametrize("dtype", [dtypes.F16, dtypes.F32, dtypes.I32])
+def test_a_float_that_changes(dtype: dtypes.DType) -> None:
+    given, made = TensorType(dtype, (6, 40), (40, 1)), TensorType(F32 if dtype == dtypes.I32 else dtype, (6, 40), (40, 1))
+    x, k = Node("x", "input", type=given), Node("k", "input", type=ScalarType("float"))
+    scaled = Node("a", "aten.mul.Tensor", (x, k), (), made)
+    larger = Node("b", "aten.gt.Scalar", (x, k), (), TensorType(dtypes.BOOL, (6, 40), (40, 1)))
+    power = Node("c", "aten.pow.Tensor_Scalar", (scaled, k), (), made)
+    for nodes in ((scaled, larger), (scaled, larger, power)):
+        program = schedule(lower(Graph((x, k), nodes, nodes), inference=True), H200)
+        verify_program(program)
+        run: Callable = load(program, Options(), platform=InterpreterPlatform())
+        if power not in nodes:
+            run = fill_numbers(run, (1,), "cpu")
+        for value in (0.3, 2.5):
+            data = (torch.randn(6, 40).abs() * 3).to(to_torch_dtype(dtype))
+            expected = (data * value, data > value, (data * value) ** value)
+            for a, b in zip(expected, run(data, value)):
+                torch.testing.assert_close(b, a, rtol=2e-3, atol=2e-3)
+    if dtype == F32:
+        assert "may change" in str(recordable(replace(program, device="cuda:0")))
 
 
 class Net(torch.nn.Module):
