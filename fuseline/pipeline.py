@@ -68,7 +68,6 @@ def compile_frame(start: FrameStart, options: Options, dynamic: frozenset, resum
     Raises CannotCapture where the frame must run eagerly, GraphBreakError for a break under `fullgraph` or strict mode.
     """
     global _count
-    code = start.code
     record = CompileRecord(*function_of(start), recompile_reason=recompile_reason)
     with record.timed("capture"):
         region = interpret(start, options, dynamic)

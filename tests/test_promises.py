@@ -1,4 +1,7 @@
-"""What issue 2 promises, one test a promise: fusion counts, breaks with lines, mutations seen once, changes noticed, two compilations for sizes."""
+"""What issue 2 promises, one test a promise.
+
+Fusion counts, breaks with lines, mutations seen once, changes noticed, two compilations for sizes.
+"""
 from __future__ import annotations
 
 import inspect
@@ -116,7 +119,7 @@ def test_mutations_are_seen_once_and_in_order():
         out = fast(torch.ones(3), trail)
         assert (model.counter, cell, len(trail)) == (i, i, 2 * i)
         assert trail[::2] == list(range(1, i + 1)) and all(torch.equal(t, torch.full((3,), 2.0)) for t in trail[1::2])
-        assert TOTAL == 10.0 + sum(range(1, i + 1))
+        assert TOTAL == 10.0 + sum(range(1, i + 1))  # noqa: SIM300
         assert torch.equal(out.detach(), torch.full((3,), 2.0 + i + 100 + i))
 
 

@@ -14,7 +14,8 @@ from fuseline.report.measure import Measurement, compare, print_table
 def record() -> CompileRecord:
     graph = GraphRecord("forward", "cpu", "graph(): ...", 3, (KernelRecord("fused_mul_add", ("aten.mul.Tensor", "aten.add.Tensor")),) * 2,
                         ("aten.mm.default",), refusals=("no: too big (t3)",))
-    reason = GraphBreak("print", "model.py:7 in f", "print() reaches outside the program", "call it outside", ("main.py:3 in g", "model.py:7 in f"))
+    reason = GraphBreak("print", "model.py:7 in f", "print() reaches outside the program", "call it outside",
+                        ("main.py:3 in g", "model.py:7 in f"))
     return CompileRecord("f", "model.py:1", "mul = mul(x, 2)", 3, ("tensor: x",), reason, [graph], {"capture": 0.25}, "x: size 0 was 1")
 
 
