@@ -15,23 +15,26 @@ import types
 from dataclasses import replace
 from typing import Any
 
-from fuseline.capture import opcodes  # noqa: F401  registers the instruction handlers
+from fuseline.capture import copying, opcodes  # noqa: F401  they register what calls and instructions do
 from fuseline.capture.calls import bind, check_inlined
+from fuseline.capture.containers import plain_number
 from fuseline.capture.errors import Break, CannotCapture, ProgramError, RegionEnd, RestartCapture, break_here
 from fuseline.capture.frame import DONE, NULL, Frame, FrameStart, Unread
 from fuseline.capture.generators import Generator
 from fuseline.capture.instructions import Code, prepare
 from fuseline.capture.liveness import live_locals
 from fuseline.capture.process_state import ProcessState
+from fuseline.capture.provenance import CONSTANTS
 from fuseline.capture.special import SPECIAL
 from fuseline.capture.world import World
-from fuseline.ir.region import Attr, Broke, Cell, CellOf, FrameState, FromSource, GraphBreak, Local, Raised, Region, Returned
+from fuseline.ir.region import Attr, Broke, Cell, CellOf, FrameState, FromSource, GraphBreak, Local, Pinned, Raised, Region, Returned
 from fuseline.options import Options
 
 MAX_STEPS = 2_000_000          # instructions in one region; a loop that long is no graph
 MAX_DEPTH = 200                # frames inlined into each other
 MAX_RESTARTS = 60
 ORIGINAL = "_fuseline_original"
+_CONSTANT_MARK = "_dynamo_marked_constant"      # set by torch.compiler.assume_constant_result
 
 
 def interpret(start: FrameStart, options: Options, dynamic: frozenset) -> Region:
@@ -234,6 +237,8 @@ class Interpreter:
                     if source is not None:
                         function = world.read(function, Attr(source, ORIGINAL))
                     continue
+                if _CONSTANT_MARK in function.__dict__:
+                    return self.known_result(function, args, kwargs)
                 if function.__module__ == "fuseline.api" and function.__name__ in ("is_compiling", "is_enabled"):
                     return True
                 return self.inline(function, args, kwargs, direct)
@@ -269,6 +274,14 @@ class Interpreter:
                 function, args = world.read(method, Attr(source, "__call__")) if source else method, (function, *args)
             else:
                 function = world.getattr(function, "__call__")
+
+    def known_result(self, function: types.FunctionType, args: tuple, kwargs: dict) -> Any:
+        """What a function gives that its author marked as having one result for given arguments: Python computes it, now."""
+        args, kwargs = tuple(map(plain_number, args)), {key: plain_number(value) for key, value in kwargs.items()}
+        if not all(type(value) in CONSTANTS for value in (*args, *kwargs.values())):
+            return self.inline(function, args, kwargs)
+        value = self.world.native(function, *args, **kwargs)
+        return self.world.read(value, Pinned(value))
 
     def _mapping(self, value: dict) -> dict:
         return {key: self.world.getitem(value, key) for key in self.world.iterate(value)}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import copyreg
 import enum
 import functools
 import itertools
@@ -49,6 +50,13 @@ _UNARY = {operator.neg, operator.pos, operator.invert, operator.abs}
 _INPLACE = {getattr(operator, n) for n in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
                                            "ixor",
                                            "ilshift", "irshift")}
+
+
+_PARTS_KNOWN = (*CONSTANTS, list, tuple, dict, set, frozenset, collections.deque)
+
+
+class _Plain:
+    """An instance has a dict and nothing else."""
 
 
 class Callback:
@@ -150,11 +158,24 @@ class Natives(TorchCalls):
                 return self.native(function, *args)
         return self._method(target, function, args, kwargs)
 
+    def reduced(self, obj: Any) -> tuple:
+        """How `copy` and `pickle` take apart an object of a plain class: a new instance, and the contents of its dict."""
+        cls = type(obj)
+        own = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs__", "__getnewargs_ex__", "__new__")
+        plain = cls.__flags__ & (1 << 9) and cls.__dictoffset__ and cls.__basicsize__ <= _Plain.__basicsize__ and all(
+            lookup(cls, name)[1] in (MISSING, lookup(object, name)[1]) for name in own)
+        if not plain or isinstance(obj, (torch.Tensor, types.ModuleType)):
+            raise break_here("pickle", f"taking a {cls.__name__} apart is not captured", "copy it outside the compiled function")
+        state = self.getattr(obj, "__dict__")
+        return copyreg.__newobj__, (cls,), state or None, None, None       # type: ignore[attr-defined]
+
     def _method(self, owner: Any, function: Any, args: tuple, kwargs: dict) -> Any:
         """A C method bound to an object."""
         name = function.__name__
         if (getattr(function, "__module__", None) or "").startswith("torch"):      # pybind functions are methods of a record
             return self.torch_function(function, args, kwargs)
+        if name == "__reduce_ex__" and len(args) == 1 and args[0] in (2, 3, 4, 5) and not isinstance(owner, _PARTS_KNOWN):
+            return self.reduced(owner)
         if self.source(function) is not None and not isinstance(owner, (list, dict, set, str, bytes)):
             raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} may change what it belongs to",
                              "call it outside the compiled function")

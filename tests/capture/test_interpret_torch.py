@@ -141,3 +141,44 @@ def inspects(x):
 def test_signatures_are_known_and_guarded():
     (region,) = check(inspects, (torch.ones(3),), regions=1)
     assert any(guard.kind == "equals" and "__defaults__" in str(guard.source) for guard in region.guards)
+
+
+class Config:
+    scale = 3
+
+    def __init__(self):
+        self.sizes, self.names = [2, 3], {"a": (1, [2])}
+        self.itself = self
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+CONFIG = Config()
+
+
+def copies(x):
+    deep, shallow = copy.deepcopy(CONFIG), copy.copy(CONFIG)
+    deep.sizes.append(x.shape[0])
+    deep.names["a"][1][0] = 9
+    same = deep.itself is deep, shallow.itself is CONFIG, shallow.sizes is CONFIG.sizes, copy.deepcopy(Config) is Config
+    return x * deep.sizes[-1] * deep.scale, deep.sizes, deep.names, CONFIG.sizes, CONFIG.names, same
+
+
+def installed(name):
+    return {"torch": 2}.get(name)
+
+
+installed._dynamo_marked_constant = True        # as torch.compiler.assume_constant_result does
+
+
+def asks_for_constants(x):
+    return x + installed("torch"), installed("nothing")
+
+
+def test_copies_of_plain_objects_and_functions_marked_constant():
+    check(copies, (torch.ones(3),), (torch.ones(3),), regions=1)
+    check(asks_for_constants, (torch.ones(3),), regions=1)
+    regions = check(lambda x: (x + 1, hasattr(copy.copy(Slotted()), "a")), (torch.ones(2),), fullgraph=False)
+    assert any(isinstance(region.end, Broke) for region in regions)
