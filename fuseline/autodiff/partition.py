@@ -9,11 +9,12 @@ on the sink. Views are never saved, always their base: a view holds its base's m
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fuseline.autodiff.max_flow import INFINITE, FlowNetwork
 from fuseline.errors import InternalError, NotSupported
 from fuseline.ir.expr import Expr, Int, Sym, evaluate, product, symbols
-from fuseline.ir.graph import Graph, Node, ScalarType, TensorType, nodes_in
+from fuseline.ir.graph import Graph, Node, ScalarType, TensorType, nodes_in, substitute
 from fuseline.ir.traced import Partitioned, Traced, is_view, storage_root
 
 # Elementwise operators of few instructions: recomputed in the backward rather than read from memory.
@@ -36,9 +37,78 @@ _REDUCTIONS = frozenset(f"aten.{n}" for n in (
 _SYMBOL_HINT = 64            # what an unknown size counts as
 
 
+_MASK_OPERATIONS = 6         # full-sized elementwise operations that a mask may cost in place of a read
+_SMALL = 64                  # a tensor with this share of the elements is no traffic
+
+
 def partition(traced: Traced, graph: Graph | None = None) -> Partitioned:
     """graph: the joint graph after passes, in place of `traced.graph`; same inputs and outputs."""
     graph = graph if graph is not None else traced.graph
+    parts = _cut(traced, graph)
+    without_results = _masks_from_operands(graph, parts)
+    if without_results is None:
+        return parts
+    again = _cut(traced, without_results)
+    return again if again.saved_bytes <= parts.saved_bytes else parts
+
+
+def _masks_from_operands(graph: Graph, parts: Partitioned) -> Graph | None:
+    """The joint graph with relu's gradient masked by what relu was given (y <= 0 just where x <= 0) rather than by its result,
+    where backward has x at hand; None if nowhere.
+
+    After batch norm x is a few operations on a tensor that batch norm's own gradient reads in the same kernels, while the
+    result, in memory for the convolution after it, would be read for the mask only: a quarter of what those kernels read.
+    """
+    saved = set(parts.saved)
+    read = {o.name for n in parts.backward.nodes if (_recomputable(n) or _reduces(n)) and n.op != _MASKED for o in n.operands}
+    masks: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == _MASKED and node.args[2] == 0 and node.args[1] in saved and node.args[1].op == "aten.relu.default":
+            given = node.args[1].args[0]
+            if given.type == node.args[1].type and _at_hand(given, saved, read):
+                masks[node] = given
+    if not masks:
+        return None
+    known: dict[Node, object] = {}
+    nodes = []
+    for node in graph.nodes:
+        made = node.with_operands(known)
+        if node in masks:
+            made = replace(made, args=(made.args[0], masks[node], *made.args[2:]))
+        if made is not node:
+            known[node] = made
+        nodes.append(made)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(substitute(o, known) for o in graph.outputs))
+
+
+_MASKED = "aten.threshold_backward.default"
+
+
+def _at_hand(value: Node, saved: set[Node], read: set[str]) -> bool:
+    """True if a value takes a few elementwise operations on small tensors and one that backward's loops read anyway."""
+    whole: set[Node] = set()
+    operations = 0
+    stack, seen = [value], {value}
+    while stack:
+        node = stack.pop()
+        if not isinstance(node.type, TensorType):
+            return False
+        large = _bytes(node) * _SMALL > _bytes(value)
+        if node in saved or node.op == "input" or not _recomputable(node):
+            if node not in saved and not (node.op == "input" and node.static):
+                return False
+            if large:
+                whole.add(node)
+            continue
+        operations += large and not is_view(node)
+        if operations > _MASK_OPERATIONS or node.op.rpartition(".")[0] in _TRANSCENDENTAL:
+            return False
+        stack.extend(o for o in node.operands if o not in seen)
+        seen.update(node.operands)
+    return len(whole) == 1 and all(n.name in read for n in whole)
+
+
+def _cut(traced: Traced, graph: Graph) -> Partitioned:
     count = len(traced.tangents)
     if not count:
         raise InternalError("partition of a graph without gradients")

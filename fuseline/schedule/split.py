@@ -56,8 +56,9 @@ def _refusal(group: Group, rows: list[Draft]) -> str | None:
         if isinstance(stmt, Store) and stmt.mode != "set":
             return "a scatter is not split"
     before = group.phases[:group.phases.index(rows[0])]
-    if any(isinstance(s, Store) for d in before for s in d.body):
-        return "a store before the reduction is not split"
+    stores = [s for d in before for s in d.body if isinstance(s, Store)]
+    if any(s.mode != "set" or s.buffer in group.loads for s in stores):
+        return "a store before the reduction that is read again is not split"
     return None
 
 
@@ -76,7 +77,8 @@ def _split(group: Group, row: Draft, wanted: int, context: Context, buffers: dic
     partial = Group(group.id, (*group.outer, piece), group.sizes)
     final = Group(group.id, group.outer, group.sizes)
     index = group.phases.index(row)
-    partial.phases = [Draft(d.axes, list(d.body)) for d in group.phases[:index + 1]]
+    # What the row's values before the reduction are stored to is left to the second kernel.
+    partial.phases = [Draft(d.axes, [s for s in d.body if d is row or not isinstance(s, Store)]) for d in group.phases[:index + 1]]
     partial.phases[-1].axes = tuple(rest if a is cut else a for a in row.axes)
     partial.reindex()
     partial.substitute({cut.sym: position})
@@ -122,12 +124,12 @@ def _split(group: Group, row: Draft, wanted: int, context: Context, buffers: dic
         else:
             loads.body.append(Reduce(stmt.names, COMBINE[stmt.op], (through_memory(stmt.names[0], stmt.dtype),), stmt.dtype))
     partial.phases.append(stores)
-    # Row values that came before the reduction and are needed after it are computed again.
+    # Row values that came before the reduction and are needed after it, or stored, are computed again.
     tail = [s for d in group.phases[index + 1:] for s in d.body]
     needed = {n for s in tail for n in operands(s)}
     for draft in reversed(group.phases[:index]):
         for stmt in reversed(draft.body):
-            if any(n in needed for n in names_of(stmt)):
+            if isinstance(stmt, Store) or any(n in needed for n in names_of(stmt)):
                 needed.update(operands(stmt))
                 combined.body.insert(0, stmt)
     final.phases = [p for p in (combined, loads) if p.body] + [Draft(d.axes, list(d.body)) for d in group.phases[index + 1:]]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from fuseline.autodiff.max_flow import FlowNetwork
 from fuseline.autodiff.partition import partition
+from fuseline.lower.lower import supported
 from tests.trace.harness import check, compiled
 
 
@@ -43,6 +44,21 @@ def test_what_a_convolution_reads_twice_is_kept_in_memory():
         return F.conv2d(F.conv2d(x, w, padding=1).relu(), w, padding=1).sum()
     traced, _ = compiled(fn, [torch.randn(2, 3, 5, 5), torch.randn(3, 3, 3, 3, requires_grad=True)])
     assert Counter(s.op for s in partition(traced).saved)["aten.relu.default"] == 1
+
+
+def test_relu_after_batch_norm_is_masked_by_what_it_was_given():
+    def net(x, w, v, scale, shift):
+        c = F.conv2d(x, w, padding=1)
+        variance, mean = torch.var_mean(c, (0, 2, 3), keepdim=True)
+        y = ((c - mean) * (variance + 1e-5).rsqrt() * scale.view(1, 8, 1, 1) + shift.view(1, 8, 1, 1)).relu()
+        return F.conv2d(y, v, padding=1).relu().sum()
+    shapes = [(4, 8, 16, 16), (8, 8, 3, 3), (8, 8, 3, 3), (8,), (8,)]
+    inputs = [torch.randn(s, requires_grad=k > 0) for k, s in enumerate(shapes)]
+    traced, _ = compiled(net, inputs, static=[False, True, True, True, True], keep=supported())
+    backward = partition(traced).backward
+    masks = [n.args[1].op for n in backward.nodes if n.op == "aten.threshold_backward.default"]
+    assert sorted(masks) == ["aten.add.Tensor", "aten.relu.default"]      # the second follows a convolution
+    check(net, *inputs, tol=1e-4, static=[False, True, True, True, True], keep=supported())
 
 
 def test_max_flow_on_a_known_network():
