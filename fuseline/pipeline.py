@@ -27,7 +27,7 @@ from fuseline.ir.target import target_of
 from fuseline.ir.traced import Partitioned, Traced
 from fuseline.lower.lower import lower, pointwise_operators, supported
 from fuseline.options import Options
-from fuseline.report.explain import verbose_text
+from fuseline.report.explain import fusion_text, verbose_text
 from fuseline.runtime import aot, executor, triton_compile
 from fuseline.runtime.numbers import fill_numbers
 from fuseline.schedule.in_place import write_in_place
@@ -71,6 +71,8 @@ def compile_frame(start: FrameStart, options: Options, dynamic: frozenset, resum
     record = CompileRecord(*function_of(start), recompile_reason=recompile_reason)
     with record.timed("capture"):
         region = interpret(start, options, dynamic)
+    log.emit("capture", lambda: f"{record.function} ({record.where}): {type(region.end).__name__.lower()}, {len(region.guards)} guards, "
+                                f"{len(region.effects)} effects")
     record.guards = tuple(_guard_text(g) for g in region.guards)
     if isinstance(region.end, Broke):
         record.graph_break = region.end.reason
@@ -196,6 +198,8 @@ def compile_aten_graph(graph: Graph, direction: str, options: Options, record: C
     with record.timed("codegen"):
         executable = load(program, options)
     record.graphs.append(graph_record(graph, program, direction))
+    log.emit("fusion", lambda: fusion_text(record.graphs[-1]))
+    log.emit("memory", lambda: f"{direction}: {len(program.plan)} temporaries share {program.arena_bytes} bytes")
     return executable, program
 
 

@@ -104,6 +104,12 @@ def _graph(graph: GraphRecord) -> list[str]:
     return lines
 
 
+def fusion_text(graph: GraphRecord) -> str:
+    """What each kernel fuses, and every refusal, for the log."""
+    lines = [f"{graph.direction} {k.label} <- {_ops(k.ops)}" for k in graph.kernels]
+    return "\n".join(lines + [f"{graph.direction} {reason}" for reason in dict.fromkeys(graph.refusals)])
+
+
 def _ops(ops: Sequence[str]) -> str:
     counts = Counter(op.removeprefix("aten.").removesuffix(".default") for op in ops)
     return ", ".join(op if n == 1 else f"{op} x{n}" for op, n in counts.items())
