@@ -242,6 +242,8 @@ def pow_scalar(k: KernelBuilder, x: Val, exponent: Val) -> Val:
         raise LoweringError("power of booleans")
     if isinstance(e, str):
         raise LoweringError("an exponent that is known at run time only")
+    if x.dtype.is_integer and e < 0:
+        raise LoweringError("a negative power of integers, for which PyTorch raises")
     if e == 1:
         return x
     if e == 2:

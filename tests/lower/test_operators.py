@@ -117,7 +117,8 @@ def test_integer_division_remainder_shift_and_power() -> None:
     assert compare("aten.copysign.Tensor", (make(F32, 40), make(F32, 40, seed=1)))
     for exponent in (0, 1, 2, 3, 0.5, -0.5, -1, -2, 1.7, -3):
         for dtype in (F32, F64, F16, I64):
-            compare("aten.pow.Tensor_Scalar", (make(dtype, 30), exponent), loose=2)
+            if dtype != I64 or exponent >= 0:                # PyTorch raises for negative powers of integers
+                compare("aten.pow.Tensor_Scalar", (make(dtype, 30), exponent), loose=2)
     compare("aten.pow.Scalar", (2.5, make(F32, 30)), loose=2)
 
 
