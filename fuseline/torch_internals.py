@@ -272,7 +272,8 @@ def new_symbolic_float(shape_env: Any, value: float, label: str) -> torch.SymFlo
 
 def hint_of(number: torch.SymInt) -> int | None:
     """The value that a symbolic int has in the call that is captured; None where it depends on data."""
-    return number.node.hint
+    hint = number.node.hint
+    return None if hint is None else int(hint)
 
 
 def own_symbol(number: Any) -> Any:
@@ -361,8 +362,10 @@ def python_text(e: Any) -> str:
         return f"({python_text(e.args[0])} {two[name]} {python_text(e.args[1])})"
     if name in ("Max", "Min"):
         return f"{name.lower()}({', '.join(python_text(a) for a in e.args)})"
-    if name == "ToFloat":
-        return f"float({python_text(e.args[0])})"
+    call = {"ToFloat": "float", "CeilToInt": "math.ceil", "FloorToInt": "math.floor", "TruncToInt": "int", "RoundToInt": "round",
+            "Abs": "abs"}.get(name)
+    if call is not None:
+        return f"{call}({python_text(e.args[0])})"
     raise NotImplementedError(f"a guard on {name}")
 
 

@@ -75,6 +75,14 @@ def test_what_needs_the_value_is_guarded_by_it() -> None:
     assert compilations(lambda x, k: torch.nn.functional.layer_norm(x, (8,), eps=k), X, floats=(1e-5, 1e-3, 1e-2)) == 3
 
 
+def test_sizes_made_of_floats_and_functions_of_constants() -> None:
+    small = (0.3, 1.7, 0.9, 0.1, 0.21)
+    assert compilations(lambda x, k: torch.arange(0, k * 5, 0.25), X, floats=small) == 5
+    assert compilations(lambda x, k: torch.nn.functional.interpolate(x[None, None], scale_factor=1 + k), X, floats=small) == 5
+    positive = tuple(map(abs, FLOATS))
+    assert compilations(lambda x, k: torch.xlogy(x, k) + torch.xlogy(k, x.abs()) + torch.xlogy(x, 0.3), X, floats=positive) == 2
+
+
 def test_zeros_infinities_nan_ints_and_bools_stay_apart() -> None:
     special = (1.0, 0.0, 2.0, -0.0, math.nan, math.inf, 3, True, 2, False, -0.0, 0.0, math.nan, -math.inf, 1e308)
     ours = compiled(lambda x, k: (x * k, torch.copysign(x, k), k))

@@ -34,8 +34,9 @@ _UNSUPPORTED = frozenset({"backward", "register_hook", "register_post_accumulate
                           "set_printoptions", "set_default_tensor_type", "set_float32_matmul_precision", "cond"})
 # Reductions without a neutral element: fake tensors do not always raise where eager does.
 _NEED_ELEMENTS = frozenset({"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode", "kthvalue"})
-# Which kernel PyTorch takes, and the derivative, depend on the exponent.
-_EXPONENTS = frozenset({"pow", "pow_", "ipow", "__pow__", "__rpow__", "__ipow__", "float_power", "norm", "vector_norm"})
+# Functions that need the values of floats. PyTorch chooses kernels and derivatives by exponents; sizes are made of numbers.
+_NEED_VALUES = frozenset({"pow", "pow_", "ipow", "__pow__", "__rpow__", "__ipow__", "float_power", "norm", "vector_norm", "arange", "range",
+                          "interpolate", "upsample", "upsample_nearest", "upsample_bilinear"})
 # C functions that change the state of the process: recorded, and done, so that later operators see it.
 _SETTERS = frozenset({"_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
                       "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache"})
@@ -95,7 +96,7 @@ class TorchCalls(Operators):
             target = torch.pow                             # FX would print -2 ** x, which is -(2 ** x)
         args = tuple(self._plain(a) for a in args)
         kwargs = {k: self._plain(v) for k, v in kwargs.items()}
-        if _name(target) in _EXPONENTS:
+        if _name(target) in _NEED_VALUES:
             args, kwargs = self.fixed(args), self.fixed(kwargs)
         function = target if kind == "call_function" else getattr(torch.Tensor, target)
         if _name(target) in _NEED_ELEMENTS and isinstance(args[0], torch.Tensor) and 0 in args[0].shape:

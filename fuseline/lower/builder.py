@@ -22,6 +22,7 @@ _ROUND = {F16: "round_f16", BF16: "round_bf16"}
 # Operations whose result a half type holds if it holds their operands.
 _EXACT = frozenset({"neg", "abs", "sign", "maximum", "minimum", "where", "floor", "ceil", "trunc", "round", "copysign"})
 _COMPARE = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+_CLASSIFY = {"isnan": math.isnan, "isinf": math.isinf, "signbit": lambda x: math.copysign(1.0, x) < 0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,6 +214,8 @@ class KernelBuilder:
         numbers = tuple(r for r in refs if not isinstance(r, str))
         if name in _COMPARE and len(numbers) == len(refs):
             return Val(self, _COMPARE[name](*(_as_f32(r) if operand == F32 else r for r in numbers)), BOOL)
+        if name in _CLASSIFY and numbers:
+            return Val(self, _CLASSIFY[name](_as_f32(numbers[0]) if operand == F32 else float(numbers[0])), BOOL)
         key = (name, tuple((type(r), repr(r)) for r in refs), operand, result)
         found = self._seen.get(key)
         if found is None:

@@ -244,9 +244,13 @@ def _nearest(context: Context, x: View, scales: Sequence[object]) -> View:
             size, wanted = x.shape[axis], out.shape[axis]
             scale = scales[axis - 2]
             ratio = wanted // size if isinstance(size, int) and isinstance(wanted, int) and wanted % size == 0 else None
-            if ratio is not None and ratio & (ratio - 1) == 0 and scale in (None, float(ratio)):
-                source.append(index[axis] // ratio)            # a power of two: exact in f32 too
+            # Powers of two are exact in f32 too. For ratios of 1 and 2 the CPU's operator ignores a scale that rounds to them.
+            if ratio is not None and ratio & (ratio - 1) == 0 and (
+                    scale in (None, float(ratio)) or ratio in (1, 2) and x.device == "cpu"):
+                source.append(index[axis] // ratio)
                 continue
+            if scale is not None and x.device == "cpu" and not (isinstance(size, int) and isinstance(wanted, int)):
+                raise LoweringError("whether the ratio is 1 or 2 is known at run time only")
             if scale is not None and not isinstance(scale, float):
                 raise LoweringError("a scale that is known at run time only")
             factor = k.const(1.0 / scale, F32) if scale else k.index(size, F32) / k.index(wanted, F32)

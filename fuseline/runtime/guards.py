@@ -73,7 +73,7 @@ class GuardWriter:
         self.names = tuple(names)
         self.lines: list[str] = []
         self.constants = Constants()
-        self.constants.namespace.update(_equal=exactly_equal, _keys=same_keys, _overlaps=overlaps, **modes.NAMESPACE)
+        self.constants.namespace.update(math=math, _equal=exactly_equal, _keys=same_keys, _overlaps=overlaps, **modes.NAMESPACE)
         self._types: dict[Source, type] = {g.source: g.value for g in guards if g.kind == "type" and g.source is not None}
         self._checked: set[Source] = set()
         self.fetcher = Fetcher(self.constants, freevars, self.lines.append, self._on_fetched)
