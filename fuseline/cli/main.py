@@ -12,6 +12,7 @@ import torch
 import typer
 
 import fuseline
+from fuseline import torch_internals
 from fuseline.report.measure import compare, print_table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -50,7 +51,7 @@ def bench(target: str, mode: str = "default", iterations: int = 20) -> None:
     device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
 
     def tensor(out: object) -> torch.Tensor:
-        leaves = torch.utils._pytree.tree_leaves(out)
+        leaves = torch_internals.tree_leaves(out)
         return next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     with torch.no_grad():
         print_table([compare(target, lambda: tensor(program(*args)), lambda: tensor(compiled(*args)), device=device,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseline import torch_internals
 from fuseline.errors import NotSupported
@@ -36,7 +35,7 @@ def op_name(func: Any) -> str:
     return name
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(torch_internals.TorchDispatchMode):
     """nodes      what was recorded, in order
     origin        the user's line that operators recorded from now on belong to
     decompositions  operator -> function of the same arguments; may return NotImplemented
