@@ -147,6 +147,16 @@ def test_numbers_made_of_symbolic_sizes() -> None:
     assert fuseline.compile_count() - before == 1
 
 
+def test_numbers_mixed_with_symbolic_ints_are_computed_in_doubles() -> None:
+    def mixed(x: torch.Tensor, k: float, n: int) -> tuple:
+        return x * (k % n) + min(n, k, 1.5), k * n, abs(-n) / 3, 0.1 * n + 0.2 + k, math.sqrt(abs(n - 3)), -0.0 * n, float(n)
+
+    before, ours = fuseline.compile_count(), compiled(mixed)
+    for step, k in enumerate(FLOATS):
+        assert_same(mixed(X, k, step + 4), ours(X, k, step + 4))
+    assert fuseline.compile_count() - before <= 4
+
+
 def three_items(x: torch.Tensor) -> tuple[torch.Tensor, float]:
     a = (x * 2).sum().item()
     y = x * a + 1

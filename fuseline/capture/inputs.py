@@ -129,7 +129,8 @@ class Inputs(Provenance):
     def derive(self, function: Callable, *args: Any) -> Any:
         """function(*args) for a pure function of symbolic numbers and constants, as a value with a source.
 
-        A float is symbolic again, an int may be, any other constant is guarded. MISSING where an argument's source is not known.
+        A float is symbolic again, an int is if it comes of one, any other constant is guarded. MISSING where an argument's source
+        is not known.
         Raises the program's exception.
         """
         sources = tuple(self._number_source(a) for a in args)
@@ -144,6 +145,8 @@ class Inputs(Provenance):
             raise
         if type(value) is float:
             return self._float(value, Computed(function, sources))          # type: ignore[arg-type]
+        if type(value) is int and any(isinstance(a, torch.SymInt) for a in args):
+            return self._number(value, Computed(function, sources))         # type: ignore[arg-type]
         if type(value) in CONSTANTS:
             return self.read(value, Computed(function, sources))            # type: ignore[arg-type]
         for a in args:

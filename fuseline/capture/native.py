@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fuseline import torch_internals
+from fuseline.capture.autograd_function import apply_without_gradient
 from fuseline.capture.containers import plain_number
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
@@ -253,6 +254,8 @@ class Natives(TorchCalls):
         name = getattr(function, "__name__", "")
         if isinstance(function, functools._lru_cache_wrapper):
             return self.interpreter_call(self.getattr(function, "__wrapped__"), args, kwargs)
+        if name == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            return apply_without_gradient(self, owner, args, self.interpreter_call)
         if module.startswith("torch") or isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch") \
                 or isinstance(function, (torch_internals.Operator, torch_internals.OperatorPacket)) or getattr(
                     owner, "__module__", "").startswith("torch"):
@@ -322,7 +325,8 @@ class Natives(TorchCalls):
 
     def _of_numbers(self, function: Any, args: tuple, kwargs: dict) -> Any:
         """A function of symbolic floats, or a math function of symbolic sizes, that Python computes on each call; else MISSING."""
-        wanted = (torch.SymFloat, torch.SymInt) if getattr(function, "__module__", "") == "math" or function is float else torch.SymFloat
+        floats = getattr(function, "__module__", "") == "math" or function in (float, abs, complex, round)
+        wanted = (torch.SymFloat, torch.SymInt) if floats or any(type(a) is float for a in args) else torch.SymFloat
         if function is sum and args and _numbers_inside(self.contents(args[0])):
             total = args[1] if len(args) > 1 else kwargs.get("start", 0)
             for value in self.iterate(args[0]):

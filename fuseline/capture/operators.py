@@ -23,16 +23,20 @@ _FALLBACK = {"iadd": operator.add, "iand": operator.and_, "ifloordiv": operator.
 _MIRROR = {"lt": "__gt__", "gt": "__lt__", "le": "__ge__", "ge": "__le__", "eq": "__eq__", "ne": "__ne__"}
 
 
+def _in_floats(a: Any, b: Any) -> bool:
+    """Whether Python computes with these numbers in doubles: then so must we, not in a ShapeEnv's exact expressions."""
+    kinds = (type(a), type(b))
+    return (torch.SymFloat in kinds or float in kinds or complex in kinds) and kinds[0] in _NUMBERS and kinds[1] in _NUMBERS
+
+
 class Operators(Attributes):
     def binary(self, op: Callable, a: Any, b: Any) -> Any:
         """`a op b`, with the reflected methods of classes written in Python."""
         if type(a) in _EXACT and type(b) in _EXACT:
             return self.native(op, a, b)
-        if type(a) in _NUMBERS and type(b) in _NUMBERS and (
-                torch.SymFloat in (type(a), type(b)) or op is operator.truediv or float in (type(a), type(b))):
+        if _in_floats(a, b) or op is operator.truediv and type(a) in _NUMBERS and type(b) in _NUMBERS:
             found = self.derive(op, a, b)
-            if found is not MISSING:
-                return found
+            return self.native(op, self.native(plain_number, a), self.native(plain_number, b)) if found is MISSING else found
         if op is operator.mod and isinstance(a, (str, bytes)):
             b = plain_number(self.contents(b))
             if holds_tensor(b):
@@ -45,10 +49,9 @@ class Operators(Attributes):
     def compare(self, op: Callable, a: Any, b: Any) -> Any:
         if type(a) in _EXACT and type(b) in _EXACT:
             return self.native(op, a, b)
-        if torch.SymFloat in (type(a), type(b)) and type(a) in _NUMBERS and type(b) in _NUMBERS:
+        if _in_floats(a, b):
             found = self.derive(op, a, b)
-            if found is not MISSING:
-                return found
+            return self.native(op, self.native(plain_number, a), self.native(plain_number, b)) if found is MISSING else found
         name = op.__name__
         if name == "ne" and not is_python(type(a), "__ne__") and is_python(type(a), "__eq__") and not isinstance(b, torch.Tensor):
             found = self.interpreter_call(self.getattr(a, "__eq__"), (b,), {})
@@ -123,7 +126,7 @@ class Operators(Attributes):
         name = f"__{op.__name__.strip('_')}__"
         if is_python(type(a), name):
             return self.interpreter_call(self.getattr(a, name), (), {})
-        if isinstance(a, torch.SymFloat):
+        if isinstance(a, torch.SymFloat) or isinstance(a, torch.SymInt) and op is operator.abs:
             found = self.derive(op, a)
             if found is not MISSING:
                 return found
