@@ -182,3 +182,32 @@ def test_copies_of_plain_objects_and_functions_marked_constant():
     check(asks_for_constants, (torch.ones(3),), regions=1)
     regions = check(lambda x: (x + 1, hasattr(copy.copy(Slotted()), "a")), (torch.ones(2),), fullgraph=False)
     assert any(isinstance(region.end, Broke) for region in regions)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None
+
+
+class Untouched(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
+def test_autograd_functions_are_captured_where_no_gradient_is_wanted():
+    with torch.no_grad():
+        check(lambda x: Doubled.apply(x, 2) + 1, (torch.ones(3),), regions=1)
+        assert len(check(lambda x: Untouched.apply(x) + 1, (torch.ones(3),), fullgraph=False)) > 1
+    assert len(check(lambda x: Doubled.apply(x, 2) + 1, (torch.ones(3, requires_grad=True),), fullgraph=False)) > 1
