@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from fuseline.options import Options
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
 
 _FLOATS = (-sys.float_info.max, sys.float_info.max)
+# Of floats and ints that are not too large, these are floats and never raise.
+_TOTAL = frozenset({operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs, float})
 _LARGEST = (1 << 53) - 1       # symbolic numbers are 64-bit in the graph, and exact in floating point
 
 
@@ -113,8 +116,9 @@ class Inputs(Provenance):
     # -- floats ---------------------------------------------------------------------------------------------------
     # A float from outside and each number that Python computes from it is a symbol of its own, whose source says how Python
     # computes it again on each call: in doubles, in the program's order. Tensor operators take such a number as a graph input.
-    def _float(self, value: float, source: Source) -> Any:
-        """A symbolic float. What is not finite, and zero (whose sign relations do not tell), stays a constant."""
+    def _float(self, value: float, source: Source, guarded: bool = True) -> Any:
+        """A symbolic float, which is a finite float on each call if `guarded`, or as soon as the graph takes it. What is not finite,
+        and zero (whose sign relations do not tell), stays a constant."""
         if value == 0.0 or not math.isfinite(value):
             return self.read_object(value, source)
         if source not in self._numbers:
@@ -122,7 +126,8 @@ class Inputs(Provenance):
             symbol = torch_internals.own_symbol(number)
             self.symbols[symbol] = (source, None)
             self._values[symbol] = value
-            self.guard(source, "range", _FLOATS)
+            if guarded:
+                self.guard(source, "range", _FLOATS)
             self._numbers[source] = number
         return self._numbers[source]
 
@@ -130,8 +135,7 @@ class Inputs(Provenance):
         """function(*args) for a pure function of symbolic numbers and constants, as a value with a source.
 
         A float is symbolic again, an int is if it comes of one, any other constant is guarded. MISSING where an argument's source
-        is not known.
-        Raises the program's exception.
+        is not known. Raises the program's exception.
         """
         sources = tuple(self._number_source(a) for a in args)
         if None in sources:
@@ -144,7 +148,7 @@ class Inputs(Provenance):
                 self.fixed(a)
             raise
         if type(value) is float:
-            return self._float(value, Computed(function, sources))          # type: ignore[arg-type]
+            return self._float(value, Computed(function, sources), function not in _TOTAL)          # type: ignore[arg-type]
         if type(value) is int and any(isinstance(a, torch.SymInt) for a in args):
             return self._number(value, Computed(function, sources))         # type: ignore[arg-type]
         if type(value) in CONSTANTS:
