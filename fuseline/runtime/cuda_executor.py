@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ from fuseline.torch_internals import raw_stream_getter, to_torch_dtype
 
 MAX_PLANS = 64                # sizes met of one program whose generated functions are kept, least recently used go first
 ALIGNMENT = 16                # bytes: one vector access
+_ADDRESS, _VERSION = methodcaller("data_ptr"), attrgetter("_version")
 
 
 class Platform(Protocol):
@@ -159,7 +161,11 @@ class CudaExecutable:
 
     def refresh(self, inputs: Sequence[Any]) -> None:
         """Run the hoisted steps if a static input that they read is another tensor or has changed since they last ran."""
-        key = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in (inputs[i] for i in self._hoist_reads))
+        read = [inputs[i] for i in self._hoist_reads]
+        try:
+            key = (*map(_ADDRESS, read), *map(_VERSION, read))
+        except RuntimeError:                                  # inference tensors have no version, and nobody may write to them
+            key = (*map(_ADDRESS, read), *(0 if x.is_inference() else x._version for x in read))
         if key != self._hoist_key:
             with self._lock:
                 plan = self._hoist_plan

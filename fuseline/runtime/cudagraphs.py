@@ -13,6 +13,7 @@ reason in `verdict` and in the log.
 """
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,18 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        # What the collector frees may need calls that are illegal while a graph is recorded.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            outputs = self._capture(graph, work, pool)
+        finally:
+            if collects:
+                gc.enable()
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return graph.replay, outputs
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], tuple], pool: Any) -> tuple:
         with torch.cuda.stream(self.stream):
             # thread_local: what other threads do (data loaders) does not disturb the recording.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -85,8 +98,7 @@ class CudaRecorder:
                     pass                                      # the first error is the one that says why
                 raise
             graph.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        return graph.replay, outputs
+        return outputs
 
 
 class GraphPool:
