@@ -389,7 +389,9 @@ class GraphedExecutable:
             self._refuse("out of memory while recording", str(error).splitlines()[0])
             return None
         except (RuntimeError, InternalError) as error:        # the plain run that follows raises it again if it is not about graphs
-            self._refuse("could not be recorded", str(error).splitlines()[0])
+            reason = str(error).partition("\n")[0]
+            warn_once(f"cudagraphs-{reason}", f"a function runs without a CUDA graph, for it could not be recorded: {reason}")
+            self._refuse("could not be recorded", reason)
             return None
         recording = _Recording(replay, tuple(own), tuple(in_place), tuple(copied_in), tuple(outputs))
         recording.generation = getattr(self.executable, "generation", 0)
