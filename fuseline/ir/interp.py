@@ -168,8 +168,13 @@ class _KernelRun:
         common = named[0] if named else result
         if any(d != common for d in named):
             raise InternalError(f"kernel {self.kernel.label}: arguments of several types {named}", node=show_stmt(stmt))
-        if stmt.op not in _OPS:
+        if stmt.op not in _OPS and stmt.op != "check":
             raise InternalError(f"kernel {self.kernel.label}: unknown operation", node=show_stmt(stmt))
+        if stmt.op == "check":
+            holds, active = (self.operand(a, common) for a in args)
+            if 0 not in self.shape and bool((active & ~holds).any()):
+                raise InternalError(f"kernel {self.kernel.label}: a check fails: {stmt.bounds}", node=show_stmt(stmt))
+            return holds
         value = _OPS[stmt.op](*(self.operand(a, common) for a in args))
         if value.dtype != result:
             raise InternalError(f"kernel {self.kernel.label}: {stmt.op} of {common} gives {value.dtype}", node=show_stmt(stmt))

@@ -68,13 +68,30 @@ class Load:
         return hash(self._key())
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an Op "check" checks, for the message: an operator reads along an axis of `extent` at a place that data names.
+
+    error   the class that PyTorch raises: "IndexError", or "either" where it is that or RuntimeError
+    """
+    operator: str
+    axis: int
+    extent: Size
+    origin: str = ""
+    error: str = "IndexError"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """name = op(args): one of `fuseline.ir.ops.OPS`. dtype is the result's; compute types only (no f16, bf16)."""
+    """name = op(args): one of `fuseline.ir.ops.OPS`. dtype is the result's; compute types only (no f16, bf16).
+
+    bounds says what a "check" is about. It is for people: not part of the kernel's identity, nor of its text.
+    """
     name: str
     op: str
     args: tuple[Value, ...]
     dtype: DType
+    bounds: Bounds | None = field(default=None, repr=False)
 
     def _key(self) -> tuple:
         return (self.name, self.op, self.dtype, *self.args)

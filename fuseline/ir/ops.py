@@ -36,6 +36,7 @@ OPS = _ops(
     ("and", 2, "ib", "same", "bitwise"), ("or", 2, "ib", "same", "bitwise"), ("xor", 2, "ib", "same", "bitwise"),
     ("not", 1, "ib", "same", "bitwise; logical for b1"), ("shl", 2, "i", "same", "a << b"),
     ("shr", 2, "i", "same", "arithmetic for signed types"),
+    ("check", 2, "b", "same", "a, which is true wherever b is: the CPU's kernels report where it is not, and the call raises"),
     ("where", 3, "fib", "same", "a ? b : c with a of type b1"),
     ("cast", 1, "fib", "given", "to the statement's dtype, as C does; float to b1 is != 0"),
     ("round_f16", 1, "f", "same", "to the nearest half value, kept as f32"),

@@ -11,7 +11,7 @@ from fuseline.errors import InternalError, LoweringError
 from fuseline.ir.dtypes import BF16, BOOL, F16, F32, F64, I64, DType
 from fuseline.ir.expr import Expr, Sym, nonnegative, symbols
 from fuseline.ir.graph import Size
-from fuseline.ir.kernels import Axis, Buffer, Index, Kernel, Launch, Load, Op, Param, Phase, Reduce, Stmt, Store, Value
+from fuseline.ir.kernels import Axis, Bounds, Buffer, Index, Kernel, Launch, Load, Op, Param, Phase, Reduce, Stmt, Store, Value
 from fuseline.ir.ops import OPS
 from fuseline.lower.promotion import integer_range, round_number
 from fuseline.lower.views import View
@@ -193,7 +193,7 @@ class KernelBuilder:
         value = self.cast(value, view.dtype)
         self._emit(Store(self._param(view, True), view.at(index), value.ref))
 
-    def op(self, name: str, *args: Val | Number, dtype: DType | None = None) -> Val:
+    def op(self, name: str, *args: Val | Number, dtype: DType | None = None, bounds: Bounds | None = None) -> Val:
         """Emit an operation. Operands must agree in dtype: a mismatch is a bug of the lowering."""
         row = OPS[name]
         typed = [a for a in (args[1:] if name == "where" else args) if isinstance(a, Val)]
@@ -220,7 +220,7 @@ class KernelBuilder:
         found = self._seen.get(key)
         if found is None:
             made = self._name()
-            self._emit(Op(made, name, refs, result))
+            self._emit(Op(made, name, refs, result, bounds))
             found = self._seen[key] = Val(self, made, result)
             if name in _EXACT and operand == F32:
                 self._half.update((made, half) for half in _ROUND if all(self._fits(r, half) for r in refs[name == "where":]))
@@ -291,12 +291,18 @@ class KernelBuilder:
         high = None if nonnegative(extent - 1 - index) else self.index(index) < self.index(extent)
         return self.both(low, high)
 
-    def indirect(self, value: Val, extent: Size) -> tuple[Size, Val | None]:
-        """(index, mask) to address an axis with an i64 value of the body; the mask keeps reads within the extent."""
+    def indirect(self, value: Val, extent: Size, bounds: Bounds | None = None) -> tuple[Size, Val | None]:
+        """(index, mask) to address an axis with an i64 value of the body; the mask keeps reads within the extent.
+
+        bounds: a value outside of the extent is the user's error and is reported, where kernels can.
+        """
         value = self.cast(value, I64)
         if isinstance(value.ref, int):
             return int(value.ref), None
         mask = (value >= 0) & (value < self.index(extent))
+        if bounds is not None and self._device == "cpu":
+            # CUDA's kernels report nothing: eager's device-side assert would make the context unusable. The mask protects memory.
+            mask = self.op("check", mask, True, bounds=bounds)
         return Sym(str(value.ref), extent), mask
 
     def reduce(self, op: str, *args: Val, dtype: DType) -> Val:

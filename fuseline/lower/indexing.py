@@ -1,7 +1,8 @@
 """Reading at places that a tensor names: embedding, gather, index_select, index.
 
-An index outside its axis makes eager raise; a kernel cannot, so the element reads as NaN (0 for integers) and no foreign
-memory is touched.
+An index outside its axis makes eager raise. A kernel masks it, so that no foreign memory is touched and the element reads as
+NaN (0 for integers), and on the CPU checks it (`Op` "check"): the call raises as eager does. Elements that nobody reads are not
+computed, and so not checked.
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from fuseline.errors import LoweringError
 from fuseline.ir.dtypes import BOOL, I64
 from fuseline.ir.graph import Size
+from fuseline.ir.kernels import Bounds
 from fuseline.lower.builder import KernelBuilder, Val
 from fuseline.lower.context import Context, lowering, scalar
 from fuseline.lower.views import View, expand, normalize_axis
@@ -21,11 +23,17 @@ def outside(view: View) -> float:
     return math.nan if view.dtype.is_float else 0
 
 
+def bounds(context: Context, view: View, axis: int, error: str = "IndexError") -> Bounds:
+    """What an index along an axis of the view is checked for."""
+    node = context.node
+    return Bounds(node.op if node else "", axis, view.shape[axis], node.origin if node else "", error)
+
+
 @lowering("aten.embedding.default")
 def embedding(context: Context, weight: View, indices: View, padding_idx: int = -1, scale_grad_by_freq: bool = False,
               sparse: bool = False) -> View:
     def value(k: KernelBuilder, index: tuple[Size, ...]) -> Val:
-        row, mask = k.indirect(k.load(indices, index[:-1]), weight.shape[0])
+        row, mask = k.indirect(k.load(indices, index[:-1]), weight.shape[0], bounds(context, weight, 0))
         return k.load(weight, (row, index[-1]), mask, outside(weight))
     return context.fill(context.result(), value)
 
@@ -37,19 +45,21 @@ def index_select(context: Context, x: View, dim: int, index: View) -> View:
         return context.copy(x, context.result())
 
     def value(k: KernelBuilder, place: tuple[Size, ...]) -> Val:
-        row, mask = k.indirect(k.load(index, place[axis:axis + 1] if index.rank else ()), x.shape[axis])
+        number = k.load(index, place[axis:axis + 1] if index.rank else ())
+        row, mask = k.indirect(number, x.shape[axis], bounds(context, x, axis, "either" if axis else "IndexError"))
         return k.load(x, (*place[:axis], row, *place[axis + 1:]), mask, outside(x))
     return context.fill(context.result(), value)
 
 
 @lowering("aten.gather.default")
 def gather(context: Context, x: View, dim: int, index: View, *, sparse_grad: bool = False) -> View:
+    """Also what losses are decomposed to, where PyTorch raises IndexError for a target; for gather it is RuntimeError."""
     axis = normalize_axis(dim, x.rank)
     if x.rank != index.rank or x.rank == 0:
         raise LoweringError("gather of scalars")
 
     def value(k: KernelBuilder, place: tuple[Size, ...]) -> Val:
-        row, mask = k.indirect(k.load(index, place), x.shape[axis])
+        row, mask = k.indirect(k.load(index, place), x.shape[axis], bounds(context, x, axis, "either"))
         return k.load(x, (*place[:axis], row, *place[axis + 1:]), mask, outside(x))
     return context.fill(context.result(), value)
 
@@ -80,7 +90,7 @@ def index(context: Context, x: View, indices: Sequence[View | None]) -> View:
             extent = x.shape[axis]
             number = k.load(at[axis], chosen)
             number = k.where(number < 0, number + k.index(extent, number.dtype), number)
-            row, inside = k.indirect(number, extent)
+            row, inside = k.indirect(number, extent, bounds(context, x, axis))
             mask = k.both(mask, inside)
             source.append(row)
         return k.load(x, source, mask, outside(x))

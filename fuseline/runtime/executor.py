@@ -21,6 +21,7 @@ from fuseline.ir.expr import Expr, Int, Sym, symbols
 from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Output, Ref, Step, ViewOf
 from fuseline.options import Options
 from fuseline.runtime import externs
+from fuseline.runtime.bounds import Failures
 from fuseline.runtime.cache import disk_cache
 from fuseline.runtime.memory import Pool
 from fuseline.runtime.native import NativeLaunch, Segment
@@ -271,7 +272,7 @@ class _Writer:
                 add(*buffer.shape, *buffer.stride)
         for step in self.steps:
             if isinstance(step, Launch):
-                add(*step.kernel.sizes)
+                add(*step.kernel.sizes, *Failures([step.kernel]).sizes())
                 continue
             for a in _flatten((step.args, tuple(v for _, v in step.kwargs))):
                 if isinstance(a, ViewOf):
@@ -406,11 +407,17 @@ class _Writer:
         segment = Segment(len(arguments), native)
         self.namespace[f"segment{id(segment)}"] = segment    # keeps the words of the description alive
         call = f"{self.constant(segment.call)}({''.join(f'{a}, ' for a in arguments)}threads)"
+        failures = Failures([step.kernel for step in launches])
+        if failures:
+            call = f"failed = {call}"
         if self.profiled:
             (step,) = launches
             self.timed(call, step.kernel.label, "kernel", step.ops)
         else:
             self.lines.append(call)
+        if failures:
+            values = ", ".join(f"{s.name!r}: {self.size(s)}" for s in failures.sizes())
+            self.lines += ["if failed is not None:", f"    raise {self.constant(failures)}.error(failed, {{{values}}})"]
 
     def extern(self, step: Extern) -> None:
         use_out = step.out_variant is not None

@@ -3,6 +3,7 @@
 A *segment* is a run of kernel launches without anything else between them. Its description is an array of i64 words; a call
 passes the addresses of tensors and the values of sizes as Python ints, last the number of threads. The launcher computes each
 kernel's buffer addresses, shares its work units out to torch's OpenMP threads where the kernel is worth it, and returns None.
+If a kernel reports failed checks, those after it do not run and the result is (number of the launch << 32) + the kernel's bits.
 It is a METH_FASTCALL function whose `self` is the description's address: calling it costs tens of nanoseconds, where ctypes
 takes microseconds. The GIL is released while kernels run.
 
@@ -51,6 +52,7 @@ declare ptr @PyErr_Occurred()
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
+declare ptr @PyLong_FromLongLong(i64)
 declare void @PyErr_SetString(ptr, ptr)
 @none_object = external global i8
 @PyExc_SystemError = external global ptr
@@ -78,14 +80,19 @@ entry:
   br i1 %some, label %work, label %done
 work:
   %r = call i64 %fn(ptr %buffers, ptr %sizes, i64 %begin, i64 %end)
+  %bad = icmp ne i64 %r, 0
+  br i1 %bad, label %report, label %done
+report:
+  %failed = getelementptr i64, ptr %job, i64 4
+  %before = atomicrmw or ptr %failed, i64 %r monotonic
   br label %done
 done:
   ret void
 }}
 
-define void @run_segment(ptr %d, ptr %args, i64 %threads) {{
+define i64 @run_segment(ptr %d, ptr %args, i64 %threads) {{
 entry:
-  %job = alloca [4 x i64]
+  %job = alloca [5 x i64]
   %d1 = getelementptr i64, ptr %d, i64 1
   %launches = load i64, ptr %d1
   %d2 = getelementptr i64, ptr %d, i64 2
@@ -181,19 +188,28 @@ parallel:
   store ptr %sizes, ptr %j2
   %j3 = getelementptr i64, ptr %job, i64 3
   store i64 %units, ptr %j3
+  %j4 = getelementptr i64, ptr %job, i64 4
+  store i64 0, ptr %j4
   %fewer = icmp slt i64 %units, %threads
   %used = select i1 %fewer, i64 %units, i64 %threads
   %used32 = trunc i64 %used to i32
 {fork}
+  %rp = load i64, ptr %j4
   br label %next
 serial:
-  %r = call i64 %fn(ptr %buffers, ptr %sizes, i64 0, i64 %units)
+  %rs = call i64 %fn(ptr %buffers, ptr %sizes, i64 0, i64 %units)
   br label %next
 next:
+  %r = phi i64 [%rp, %parallel], [%rs, %serial]
   %k1 = add i64 %k, 1
-  br label %head
+  %bad = icmp ne i64 %r, 0
+  br i1 %bad, label %failed, label %head
+failed:
+  %which = shl i64 %k, 32
+  %code = or i64 %which, %r
+  ret i64 %code
 done:
-  ret void
+  ret i64 0
 }}
 
 define ptr @fastcall(ptr %self, ptr %args, i64 %n) {{
@@ -226,8 +242,14 @@ run:
   %tp = getelementptr i64, ptr %values, i64 %expected
   %threads = load i64, ptr %tp
   %state = call ptr @PyEval_SaveThread()
-  call void @run_segment(ptr %d, ptr %values, i64 %threads)
+  %code = call i64 @run_segment(ptr %d, ptr %values, i64 %threads)
   call void @PyEval_RestoreThread(ptr %state)
+  %reports = icmp ne i64 %code, 0
+  br i1 %reports, label %report, label %fine
+report:
+  %number = call ptr @PyLong_FromLongLong(i64 %code)
+  ret ptr %number
+fine:
   call void @Py_IncRef(ptr @none_object)
   ret ptr @none_object
 wrong:
@@ -277,7 +299,7 @@ def _method_definition() -> _MethodDef:
                 symbols.update(omp_parallel=omp.parallel, omp_thread_num=omp.thread_num, omp_num_threads=omp.num_threads,
                                omp_inside=omp.in_parallel)
             for name in ("PyLong_AsVoidPtr", "PyLong_AsLongLong", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
-                         "Py_IncRef", "PyErr_SetString"):
+                         "Py_IncRef", "PyLong_FromLongLong", "PyErr_SetString"):
                 symbols[name] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
             symbols["PyExc_SystemError"] = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyExc_SystemError"))
             (address,) = llvm_compile.load_helper(launcher_ir(omp is not None), ["fastcall"], symbols, disk_cache())
@@ -286,7 +308,7 @@ def _method_definition() -> _MethodDef:
 
 
 class Segment:
-    """A compiled run of launches: `call(*addresses and sizes, threads)` runs them in order and returns None."""
+    """A compiled run of launches: `call(*addresses and sizes, threads)` runs them in order; see the module for the result."""
 
     __slots__ = ("call", "_words", "launches")
 
@@ -306,7 +328,7 @@ class Segment:
         self.call = _builtin(words)
 
 
-def _builtin(words: array) -> Callable[..., None]:
+def _builtin(words: array) -> Callable[..., int | None]:
     """A builtin function whose self is the address of words (the Segment keeps them alive)."""
     make = ctypes.pythonapi.PyCMethod_New
     make.restype = ctypes.py_object

@@ -258,7 +258,7 @@ def _named(group: Group, dtypes: Mapping[str, DType]) -> tuple[Kernel, tuple[str
                     body.append(Store(param, at, value(stmt.value), mask, stmt.mode))
             elif isinstance(stmt, Op):
                 args = tuple(value(a) for a in stmt.args)
-                body.append(Op(define(stmt.name), stmt.op, args, stmt.dtype))
+                body.append(Op(define(stmt.name), stmt.op, args, stmt.dtype, stmt.bounds))
             elif isinstance(stmt, Index):
                 at = index(stmt.expr)
                 body.append(Index(define(stmt.name), at, stmt.dtype))

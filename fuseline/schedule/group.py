@@ -207,7 +207,7 @@ def renamed(stmt: Stmt, names: Mapping[str, Value], on: Callable[[Int], Int], fr
         mask = None if stmt.mask is None else value(stmt.mask)
         return Load(fresh(), stmt.buffer, on(stmt.index), stmt.dtype.compute, mask, value(stmt.other))  # type: ignore[arg-type]
     if isinstance(stmt, Op):
-        return Op(fresh(), stmt.op, tuple(value(a) for a in stmt.args), stmt.dtype)
+        return Op(fresh(), stmt.op, tuple(value(a) for a in stmt.args), stmt.dtype, stmt.bounds)
     if isinstance(stmt, Index):
         return Index(fresh(), on(stmt.expr), stmt.dtype)
     if isinstance(stmt, Store):

@@ -435,6 +435,10 @@ class Writer:
                 both = mask if new.mask is None else self.emit(
                     Op(self.context.names.value(), "and", (new.mask, mask), BOOL), ())
                 new = replace(new, mask=both)
+            elif isinstance(new, Op) and new.op == "check" and mask is not None:
+                holds, active = new.args
+                both = mask if active is True else self.emit(Op(self.context.names.value(), "and", (active, mask), BOOL), ())
+                new = replace(new, args=(holds, both))
             made[name] = self.emit(new, ())
         return str(made[value])
 

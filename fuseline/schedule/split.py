@@ -10,7 +10,7 @@ from dataclasses import replace
 from fuseline.ir.dtypes import BOOL, I64
 from fuseline.ir.expr import Int, ceil_div, product, substitute
 from fuseline.ir.graph import contiguous
-from fuseline.ir.kernels import Buffer, Index, Load, Op, Reduce, Store
+from fuseline.ir.kernels import Buffer, Index, Load, Op, Reduce, Store, Value
 from fuseline.ir.target import Target
 from fuseline.ir.verdict import Verdict
 from fuseline.schedule.group import Draft, Group, hint, names_of, operands, points
@@ -166,8 +166,8 @@ def _mask_tail(group: Group, index: int, position: Int, extent: Int, context: Co
     else:
         body += [Index(end, extent, I64), Op(inside, "lt", (at, end), BOOL)]
 
-    def both(mask: str | None) -> str:
-        if mask is None:
+    def both(mask: Value | None) -> str:
+        if mask is None or mask is True:
             return inside
         name = names.value()
         body.append(Op(name, "and", (mask, inside), BOOL))
@@ -183,6 +183,8 @@ def _mask_tail(group: Group, index: int, position: Int, extent: Int, context: Co
             chosen = names.value()
             body.append(Op(chosen, "where", (inside, value, _identity(stmt.op, dtype)), dtype))
             body.append(replace(stmt, args=(chosen,)))
+        elif isinstance(stmt, Op) and stmt.op == "check":
+            body.append(replace(stmt, args=(stmt.args[0], both(stmt.args[1]))))
         else:
             body.append(stmt)
     draft.body = body

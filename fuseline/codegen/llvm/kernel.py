@@ -2,6 +2,7 @@
 
     i64 name(ptr buffers, ptr sizes, i64 begin, i64 end)
 
+It returns 0, or a bit for each Op "check" that failed: bit k for the kernel's k-th one, see `check_bit`.
 `buffers` points to the addresses of the kernel's params, `sizes` to the values of its size symbols (i64). The function does the
 work units begin <= u < end of the kernel's `units`, which are independent: callers share them out to threads as they like.
 In the "inner" arrangement a unit is one outer point, in the "outer" one a block of lanes * unroll points along the lanes' axis.
@@ -23,6 +24,7 @@ from fuseline.ir.kernels import Axis, Index, Kernel, Load, Op, Phase, Reduce, St
 
 ATTRIBUTES = ('attributes #0 = {{ nounwind "prefer-vector-width"="{0}" "min-legal-vector-width"="{0}" }}\n'
               'attributes #1 = {{ nounwind noinline "prefer-vector-width"="{0}" "min-legal-vector-width"="{0}" }}')
+MAX_BITS = 31                                                # failed checks in a result; all later ones share the last bit
 ON_STACK = 1 << 15                                           # larger row buffers come from malloc: threads' stacks are small
 
 
@@ -96,6 +98,7 @@ class _Generator:
             self.binding[s.name] = b.load(b.address(Val("%sizes", "ptr", 1, 0), b.const(k, "i64"), "i64"), "i64", 1, pinned=False)
         self.spare = b.emit("ptr", 1, "alloca [8 x i64], align 64", [], pinned=True)      # where masked-off scalar accesses go
         b.effect(f"store i64 0, ptr {self.spare.text}, align 8")
+        self._make_check_slots()
         self._make_row_buffers()
         begin, end = Val("%begin", "i64", 1, 0), Val("%end", "i64", 1, 0)
         if self.plan.outer is None:
@@ -105,7 +108,9 @@ class _Generator:
         for memory in self.heap:
             b.declarations.add("declare void @free(ptr)")
             b.effect(f"call void @free(ptr {memory.text})")
-        lines = [f"define i64 @{self.name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0 {{", "work:", *b.text(), "  ret i64 0", "}"]
+        failed = self._failed()
+        lines = [f"define i64 @{self.name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) #0 {{", "work:", *b.text(),
+                 f"  ret {failed.typed}", "}"]
         return KernelText(self.name, "\n".join(lines), frozenset(b.functions), frozenset(b.declarations), self.units(), self._cost())
 
     def _load_pointer(self, slot: Val) -> Val:
@@ -498,6 +503,8 @@ class _Generator:
             if not named:
                 return scalars.number(b, stmt.args[0], stmt.dtype)
             return scalars.cast(b, self.value(stmt.args[0], u), named[0], stmt.dtype)      # type: ignore[arg-type]
+        if stmt.op == "check":
+            return self._check(stmt, u)
         if stmt.op == "where":
             dtype = stmt.dtype.compute
             condition = self.operand(stmt.args[0], dtypes.BOOL, u)
@@ -505,6 +512,44 @@ class _Generator:
         dtype = named[0] if named else stmt.dtype.compute
         args = [self.operand(a, dtype, u) for a in stmt.args]
         return scalars.emit_op(b, stmt.op, args, dtype)
+
+    # ---------------------------------------------------------------- checks
+    def _make_check_slots(self) -> None:
+        """Memory for each bit of the result: a failed check stores there, which costs less than carrying the bits along."""
+        b = self.b
+        self.check_bit = check_bits(self.kernel)
+        self.check_slots = []
+        for _ in range(max(self.check_bit.values(), default=-1) + 1):
+            slot = b.emit("ptr", 1, "alloca i64, align 8", [], pinned=True)
+            b.store(b.const(0, "i64"), slot)
+            self.check_slots.append(slot)
+
+    def _failed(self) -> Val:
+        """The function's result."""
+        b = self.b
+        failed = b.const(0, "i64")
+        for slot in self.check_slots:
+            failed = b.binary("or", failed, b.load(slot, "i64", 1, pinned=True))
+        return failed
+
+    def _check(self, stmt: Op, u: int) -> Val:
+        """The checked value. Failures are noted as far out as its operands allow; lanes past the end do not count."""
+        b = self.b
+        holds = self.operand(stmt.args[0], dtypes.BOOL, u)
+        wrong = b.binary("xor", holds, b.const(True, "i1", holds.lanes))
+        if stmt.args[1] is not True:
+            wrong = b.binary("and", *b.same_lanes(wrong, self.operand(stmt.args[1], dtypes.BOOL, u)))
+        if wrong.lanes > 1:
+            if self.mask is not None:
+                wrong = b.binary("and", *b.same_lanes(wrong, self.mask))
+            wrong = b.call(f"llvm.vector.reduce.or.v{wrong.lanes}i1", "i1", 1, [wrong])
+        bit = self.check_bit[stmt.name]
+        known = ("check", bit, wrong.text)
+        if known not in b.levels[wrong.level].memo:
+            b.remember(known, True, wrong.level)
+            place = b.select(wrong, self.check_slots[bit], self.spare)
+            b.levels[wrong.level].lines.append(f"  store i64 {1 << bit}, ptr {place.text}, align 8")
+        return holds
 
     # ---------------------------------------------------------------- index expressions
     def uniform(self, e: Int) -> Val:
@@ -697,6 +742,12 @@ class _Generator:
             if mask is not None:
                 one = b.select(b.lane(mask, k), one, self.spare)
             b.store(plus(b.load(one, elem, 1, pinned=True), b.lane(value, k)), one)
+
+
+def check_bits(kernel: Kernel) -> dict[str, int]:
+    """Op "check" (by its name) -> its bit in the function's result, in the order of the kernel's statements."""
+    names = [s.name for s in choose.statements(kernel) if isinstance(s, Op) and s.op == "check"]
+    return {name: min(k, MAX_BITS - 1) for k, name in enumerate(names)}
 
 
 def _row_elem(dtype: DType) -> str:

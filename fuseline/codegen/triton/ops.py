@@ -240,6 +240,7 @@ TEXT: dict[str, Callable[..., str]] = {
     "fmod": lambda dtype, a, b: f"libdevice.fmod({a}, {b})" if dtype.is_float else f"{a} % {b}",
     "div": _div, "fma": _call("tl.fma"), "floordiv": _floordiv, "truncdiv": _truncdiv, "rem": _rem,
     "neg": _neg, "abs": _abs, "sign": _sign, "maximum": _extreme("max"), "minimum": _extreme("min"),
+    "check": lambda dtype, a, b: a,                          # lower makes none for CUDA: the loads' masks protect memory
     "not": _not, "where": _where, "sqrt": _sqrt, "reciprocal": _reciprocal, "sigmoid": _sigmoid, "pow": _pow,
     "floor": _call("tl.floor"), "ceil": _call("tl.ceil"), "round": _call("libdevice.rint"),
     "signbit": _signbit, "isnan": lambda dtype, a: f"{a} != {a}", "isinf": lambda dtype, a: f'tl.abs({a}) == float("inf")',
