@@ -72,7 +72,7 @@ class Load:
 class Bounds:
     """What an Op "check" checks, for the message: an operator reads along an axis of `extent` at a place that data names.
 
-    error   the class that PyTorch raises: "IndexError", or "either" where it is that or RuntimeError
+    error   the class that PyTorch raises: "IndexError", "RuntimeError", or "either" where that depends on layouts or callers
     """
     operator: str
     axis: int

@@ -115,7 +115,10 @@ def _scatter(context: Context, x: View, dim: int, index: View, source: object, a
         here, found = k.index(place[axis]), k.load(x, place)
         for entry in range(entries):
             at = (*place[:axis], entry, *place[axis + 1:])
-            named = k.cast(k.load(index, at), I64).equals(here)
+            number = k.load(index, at)
+            named = k.cast(number, I64).equals(here)
+            if x.device == "cpu":                            # an index outside matches no place: checked only to raise
+                named = k.both(named, k.indirect(number, x.shape[axis], bounds(context, x, axis, "RuntimeError"))[1])  # type: ignore[assignment]
             new = scalar(k, source, at, out.dtype)
             found = k.where(named, found + new if add else new, found)
         return found

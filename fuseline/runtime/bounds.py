@@ -12,7 +12,7 @@ class IndexOutOfBounds(IndexError, RuntimeError):
     """An index outside of its axis, for operators where PyTorch raises either class, depending on layouts and callers."""
 
 
-ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "either": IndexOutOfBounds}
+ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError, "either": IndexOutOfBounds}
 
 
 class Failures:
