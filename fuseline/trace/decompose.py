@@ -24,6 +24,7 @@ WHOLE = (
     "addmm", "addmv", "baddbmm", "bmm", "mm", "convolution", "convolution_backward", "t", "empty_like", "_unsafe_view",
     "detach", "alias", "lift_fresh", "embedding_dense_backward", "select_scatter", "slice_scatter", "diagonal_scatter", "copy",
     "upsample_bilinear2d",
+    "index_add", "index_copy", "index_fill",                 # as index_put they would take negative indices, which PyTorch refuses
 )
 
 
