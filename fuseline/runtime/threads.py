@@ -50,11 +50,12 @@ def openmp() -> OpenMP | None:
 
 
 def _candidates() -> Iterator[str]:
-    """OpenMP libraries mapped into this process, those that lie in torch's own folders first."""
+    """OpenMP libraries mapped into this process, the one that lies in torch's own folder first."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:                                          # not Linux: look beside torch's libraries
         lines = [str(p) for p in (Path(torch.__file__).parent / "lib").glob("lib*omp*")]
     paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if _NAME.search(line))
-    home = str(Path(torch.__file__).parent.parent)
+    # Other packages (scikit-learn) bring runtimes of their own: a kernel on one of those would fight torch's threads for the cores.
+    home = str(Path(torch.__file__).parent) + "/"
     yield from sorted(paths, key=lambda p: not p.startswith(home))
