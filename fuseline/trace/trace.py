@@ -146,6 +146,10 @@ class _Trace:
         for i, x in enumerate(self.inputs):
             if isinstance(x, torch.SymFloat):
                 found.setdefault(str(torch_internals.own_symbol(x)), []).append((i, None))
+            elif isinstance(x, torch.Tensor):                # symbols found equal to others: the guard that says so names them
+                for axis, size in enumerate(x.shape):
+                    if isinstance(size, torch.SymInt):
+                        found.setdefault(str(torch_internals.own_symbol(size)), [(i, axis)])
         return {name: tuple(places) for name, places in found.items() if name.isidentifier()}
 
     # ------------------------------------------------------------ forward

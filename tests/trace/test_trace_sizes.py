@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fuseline
 from fuseline import torch_internals
 from fuseline.autodiff.partition import partition
 from fuseline.runtime.aot import wrap
@@ -108,3 +109,16 @@ def test_views_of_inputs_with_symbolic_ends_are_rebuilt():
         x = normal(n, 3)
         v, _ = run(x)
         assert v._base is x and v.shape == (n // 2, 3)
+
+
+def test_sizes_found_equal_before_the_trace_keep_their_places():
+    """Its guard names both: without a place for each, it could not be checked."""
+    before = fuseline.compile_count()
+
+    def loss(x, y):
+        return F.cross_entropy(x, y)
+    compiled = fuseline.compile(loss, dynamic=True, options={"strict": True})
+    for rows in (3, 4, 7):
+        x, y = torch.randn(rows, 5), torch.randint(0, 5, (rows,))
+        torch.testing.assert_close(compiled(x, y), loss(x, y))
+    assert fuseline.compile_count() == before + 1
