@@ -2,13 +2,15 @@
 
 Triton's own operators differ from PyTorch's in places, and the text here makes up for it: `/` on f32 is approximate
 (`tl.div_rn` is not), integer `//` and `%` round to zero, `tl.maximum` drops NaN unless told, `tl.sqrt` is approximate.
-Transcendental functions come from libdevice (1-2 ulp), as CUDA's own math library has them.
+Transcendental functions come from libdevice (1-2 ulp), as CUDA's own math library has them, but for erf and tanh of f32: libdevice's
+select every coefficient by the argument's size, which makes gelu-like kernels wait for arithmetic instead of memory.
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
+from fuseline.codegen.coefficients import ERF32, LOG_ERFC32, TANH32
 from fuseline.errors import NotSupported
 from fuseline.ir import dtypes
 from fuseline.ir.dtypes import DType
@@ -25,6 +27,15 @@ POINTER_TYPE = {
     dtypes.I8: "*i8", dtypes.I16: "*i16", dtypes.I32: "*i32", dtypes.I64: "*i64",
     dtypes.U8: "*u8", dtypes.U16: "*u16", dtypes.U32: "*u32", dtypes.U64: "*u64", dtypes.BOOL: "*u8",
 }
+
+
+def _horner(x: str, coefficients: tuple[float, ...]) -> str:
+    """sum of coefficients[k] * x**k as nested fused multiply-adds."""
+    text = repr(coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        text = f"tl.fma({x}, {text}, {c!r})"
+    return text
+
 
 # Helper functions; a kernel's source gets those that its text names.
 HELPERS = {
@@ -113,6 +124,25 @@ def _argmin(v1, i1, v2, i2):
     first = better | (same & (i1 < i2))
     return tl.where(first, v1, v2), tl.where(first, i1, i2)
 """,
+    # tl.exp and `/` are approximate; here their errors are of a term that is small beside 1.
+    "_erf": f"""
+@triton.jit
+def _erf(x):
+    x2 = x * x
+    small = tl.fma(x, {_horner("x2", ERF32)}, x)
+    t = tl.minimum(tl.abs(x), 4.0)                       # a NaN is lost here, and goes by way of small
+    large = 1.0 - tl.exp({_horner("t", LOG_ERFC32)})
+    return tl.where(tl.abs(x) >= 1.0, libdevice.copysign(large, x), small)
+""",
+    "_tanh": f"""
+@triton.jit
+def _tanh(x):
+    x2 = x * x
+    small = x * tl.fma(x2, {_horner("x2", TANH32)}, 1.0)
+    t = tl.abs(x)
+    large = 1.0 - 2.0 / (tl.exp(t + t) + 1.0)
+    return tl.where(t >= 0.6, libdevice.copysign(large, x), small)
+""",
     "_welford": """
 @triton.jit
 def _welford(mean1, m1, n1, mean2, m2, n2):
@@ -148,6 +178,11 @@ def literal(value: int | float, dtype: DType) -> str:
 
 def _call(function: str) -> Callable[..., str]:
     return lambda dtype, *args: f"{function}({', '.join(args)})"
+
+
+def _f32_helper(name: str) -> Callable[..., str]:
+    """Our own function for f32, libdevice's for f64."""
+    return lambda dtype, a: f"_{name}({a})" if dtype is dtypes.F32 else f"libdevice.{name}({a})"
 
 
 def _infix(operator: str) -> Callable[..., str]:
@@ -243,6 +278,7 @@ TEXT: dict[str, Callable[..., str]] = {
     "check": lambda dtype, a, b: a,                          # lower makes none for CUDA: the loads' masks protect memory
     "not": _not, "where": _where, "sqrt": _sqrt, "reciprocal": _reciprocal, "sigmoid": _sigmoid, "pow": _pow,
     "floor": _call("tl.floor"), "ceil": _call("tl.ceil"), "round": _call("libdevice.rint"),
+    "erf": _f32_helper("erf"), "tanh": _f32_helper("tanh"),
     "signbit": _signbit, "isnan": lambda dtype, a: f"{a} != {a}", "isinf": lambda dtype, a: f'tl.abs({a}) == float("inf")',
     "round_f16": lambda dtype, a: f"{a}.to(tl.float16).to(tl.float32)",
     "round_bf16": lambda dtype, a: f"{a}.to(tl.bfloat16).to(tl.float32)",
