@@ -17,13 +17,13 @@ import torch
 from fuseline import log, torch_internals
 from fuseline.codegen.llvm.compile import CompiledKernel, compile_kernels
 from fuseline.errors import InternalError
-from fuseline.ir.expr import Expr, Int, Sym, symbols
+from fuseline.ir.expr import Expr, Int, Sym, product, symbols
 from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Output, Ref, Step, ViewOf
 from fuseline.options import Options
 from fuseline.runtime import externs
 from fuseline.runtime.bounds import Failures
 from fuseline.runtime.cache import disk_cache
-from fuseline.runtime.memory import Pool
+from fuseline.runtime.memory import WORTH_HUGE_PAGES, Pool, advise_huge_pages
 from fuseline.runtime.native import NativeLaunch, Segment
 
 
@@ -148,7 +148,8 @@ class _Writer:
             "E": executable, "pool": executable.pool, "empty": torch.empty, "empty_strided": torch.empty_strided,
             "as_strided": torch.as_strided, "relayout": externs.relayout, "get_num_threads": torch.get_num_threads,
             "clock": time.perf_counter, "StepTime": StepTime, "is_grad_enabled": torch.is_grad_enabled, "version_of": version_of,
-            "any_autocast": torch_internals.any_autocast_enabled}
+            "any_autocast": torch_internals.any_autocast_enabled,
+            "advise_huge_pages": advise_huge_pages}
         self.known: dict[int, str] = {}                      # id of a constant -> its name
         self.tensors: dict[str, str] = {}                    # buffer -> variable of its tensor
         self.addresses: dict[str, str] = {}                  # buffer -> variable of its address
@@ -343,6 +344,11 @@ class _Writer:
         variable = self.tensors[name] = self.variable(name)
         self.lines.append(f"{variable} = empty_strided({self.sizes(buffer.shape)}, {self.sizes(buffer.stride)}, "
                           f"dtype={self.dtype(buffer)})")
+        elements = product(buffer.shape)
+        if not isinstance(elements, int):
+            self.lines.append(f"if {variable}.nbytes >= {WORTH_HUGE_PAGES}: advise_huge_pages({variable})")
+        elif elements * buffer.dtype.size >= WORTH_HUGE_PAGES:
+            self.lines.append(f"advise_huge_pages({variable})")
         return variable
 
     def tensor(self, name: str) -> str:

@@ -5,9 +5,29 @@ calls itself through a hook) each have their own. list.append and list.pop are a
 """
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 
 ALIGNMENT = 64                                               # bytes: a cache line, and torch's own choice
+HUGE_PAGE = 2 << 20
+# Fresh memory of this size or more comes from the system, a page fault each 4 KiB: writing 64 MB took 28 ms on machine C, with
+# huge pages 8.7 ms, into memory that had been touched before 5.3 ms.
+WORTH_HUGE_PAGES = 2 * HUGE_PAGE
+_MADV_HUGEPAGE = 14
+
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def advise_huge_pages(tensor: torch.Tensor) -> None:
+    """Ask the system to back the tensor's own whole huge pages as such. Only a hint: where it is not taken nothing changes."""
+    start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    end = (tensor.data_ptr() + tensor.untyped_storage().nbytes()) // HUGE_PAGE * HUGE_PAGE
+    if _madvise is not None and end > start:
+        _madvise(start, end - start, _MADV_HUGEPAGE)
 
 
 class Arena:
@@ -17,6 +37,8 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         self.memory = torch.empty(max(nbytes, 1) + ALIGNMENT, dtype=torch.uint8)
+        if nbytes >= WORTH_HUGE_PAGES:
+            advise_huge_pages(self.memory)
         address = self.memory.data_ptr()
         self.base = -(-address // ALIGNMENT) * ALIGNMENT
         self.nbytes = nbytes
