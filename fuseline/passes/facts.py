@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from fuseline.ir.graph import Graph, Node, TensorType
+from fuseline.ir.traced import is_view
 
 RANDOM = frozenset({
     "aten.rand.default", "aten.rand_like.default", "aten.randn.default", "aten.randn_like.default", "aten.randint.default",
@@ -18,16 +19,9 @@ RANDOM = frozenset({
 })
 
 
-VIEWS = frozenset({
-    "alias", "as_strided", "detach", "diagonal", "expand", "getitem", "narrow", "permute", "reshape", "select", "slice", "split",
-    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as", "view_as_complex",
-    "view_as_real", "_unsafe_view", "_reshape_alias", "chunk", "real", "imag", "lift_fresh",
-})
-
-
-def is_view(node: Node) -> bool:
-    """True for an operator whose result may show its first operand's memory."""
-    return node.op == "getitem" or node.op.split(".")[1] in VIEWS
+def belongs_to_operand(node: Node) -> bool:
+    """True for a result of its first operand: a view of its memory, or one of the results of a node with several."""
+    return node.op == "getitem" or is_view(node)
 
 
 def is_random(node: Node) -> bool:

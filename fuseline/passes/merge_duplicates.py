@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from fuseline.ir.graph import Graph, Node, nodes_in
 from fuseline.passes.edit import Editor, edit
-from fuseline.passes.facts import has_effect, is_view
+from fuseline.passes.facts import belongs_to_operand, has_effect
 
 # Fresh memory whose contents are not determined by the arguments.
 _UNDETERMINED = ("aten.empty", "aten.new_empty")
@@ -46,6 +46,6 @@ def _shown(graph: Graph) -> frozenset[Node]:
     """The outputs, and the nodes that they may be views of."""
     shown = set(nodes_in(graph.outputs))
     for node in reversed(graph.nodes):
-        if node in shown and is_view(node):
+        if node in shown and belongs_to_operand(node):
             shown.update(node.operands[:1])
     return frozenset(shown)
