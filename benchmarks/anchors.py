@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -50,9 +51,12 @@ def main() -> None:
         command = [sys.executable, a.anchors, a.what, "--json", rows.name, "--seconds", a.seconds]
         command += ["--names", a.names] if a.names else []
         command += ["--engines", a.engines] if a.engines else []
-        subprocess.run(command, check=True)
+        checkout = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])   # this tree, installed or not
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": checkout})
         result = {"what": a.what, "date": datetime.date.today().isoformat(), "device": device_name(), "kind": kind,
                   "versions": versions(), "rows": json.loads(Path(rows.name).read_text())}
+    if failed := [row for row in result["rows"] if "error" in row]:
+        sys.exit(f"nothing written: {len(failed)} measurements failed, the first with {failed[0]['error']}")
     out = Path(a.out)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{kind}-{a.what}.json"
