@@ -15,7 +15,7 @@ from fuseline.capture.frame import FrameStart
 from fuseline.capture.resume import Resumer
 from fuseline.ir.record import CompileRecord
 from fuseline.options import Options, make_options
-from fuseline.runtime import control
+from fuseline.runtime import control, memory
 from fuseline.runtime.dispatch import DYNAMIC_ATTRIBUTE, Dispatcher, Program
 
 ORIGINAL = "_fuseline_original"                           # on what `compile` returns: the function that it compiled
@@ -257,6 +257,7 @@ def reset() -> None:
     """Forget all that was compiled in this process, and all counts; functions compile anew on their next call."""
     control.reset()
     pipeline.reset_count()
+    memory.results.clear()
 
 
 def compile_count() -> int:

@@ -35,6 +35,7 @@ def choose_layout(graph: Graph, *, lowered: Container[str], pointwise: Container
     if wanted is False or not (wanted or _pays(graph)):
         return graph
     original = {n: n.type for n in (*graph.inputs, *graph.nodes)}
+    outputs = {o for o in graph.outputs if isinstance(o, Node)}
     editor = _LayoutEditor(graph)
     for node in graph.nodes:
         if _converts(node):
@@ -57,13 +58,10 @@ def choose_layout(graph: Graph, *, lowered: Container[str], pointwise: Container
             editor.mapping[node] = editor.nodes[-1]
         else:
             editor.keep(node)
-    outputs = []
-    for out in graph.outputs:
-        if isinstance(out, Node):
-            editor.restore(out, original[out])
-            out = editor.restored.get(out, editor.mapping.get(out, out))
-        outputs.append(out)
-    return replace(graph, nodes=tuple(editor.nodes), outputs=tuple(outputs))
+        if node in outputs:                                     # at once, while it is in the caches and so that it can be let go
+            editor.restore(node, original[node])
+    return replace(graph, nodes=tuple(editor.nodes), outputs=tuple(editor.restored.get(o, editor.mapping.get(o, o))
+                                                                   if isinstance(o, Node) else o for o in graph.outputs))
 
 
 class _LayoutEditor(Editor):
@@ -79,8 +77,8 @@ class _LayoutEditor(Editor):
         if is_channels_last(new.tensor):
             return new
         if new not in self.converted:
-            type_ = replace(new.tensor, stride=channels_last_stride(new.tensor.shape))
-            self.converted[new] = self.emit("aten.clone.default", (new,), type_, kwargs=(("memory_format", "channels_last"),),
+            self.converted[new] = self.emit("aten.clone.default", (new,), _channels_last_type(new.tensor),
+                                            kwargs=(("memory_format", "channels_last"),),
                                             origin=origin, hint=f"{old.name}_cl")
         return self.converted[new]
 
@@ -90,6 +88,11 @@ class _LayoutEditor(Editor):
             return
         self.restored[old] = self.emit("aten.clone.default", (new,), type_, origin=old.origin, hint=f"{old.name}_back",
                                        kwargs=(("memory_format", "contiguous_format"),))
+
+
+def _channels_last_type(type_: TensorType) -> TensorType:
+    """The type laid out channels-last: as it is where that is so already (a weight of 1x1)."""
+    return type_ if is_channels_last(type_) else replace(type_, stride=channels_last_stride(type_.shape))
 
 
 def _is_4d(node: object) -> bool:
@@ -117,13 +120,12 @@ def _convolution(editor: _LayoutEditor, node: Node) -> Node:
     assert conv is not None
     made = replace(conv, x=editor.channels_last(conv.x, node.origin), weight=editor.channels_last(conv.weight, node.origin),
                    bias=editor.new(conv.bias))
-    type_ = replace(node.tensor, stride=channels_last_stride(node.tensor.shape))
-    return editor.emit(node.op, made.args(), type_, origin=node.origin, hint=node.name)
+    return editor.emit(node.op, made.args(), _channels_last_type(node.tensor), origin=node.origin, hint=node.name)
 
 
 def _convolution_backward(editor: _LayoutEditor, node: Node) -> Node:
     grad, x, weight = (editor.channels_last(n, node.origin) for n in node.args[:3])
-    types = tuple(replace(t, stride=channels_last_stride(t.shape)) if isinstance(t, TensorType) and t.rank == 4 else t
+    types = tuple(_channels_last_type(t) if isinstance(t, TensorType) and t.rank == 4 else t
                   for t in (node.type if isinstance(node.type, tuple) else (node.type,)))
     return editor.emit(node.op, (grad, x, weight, *editor.new(node.args[3:])), types, origin=node.origin, hint=node.name)
 

@@ -23,7 +23,7 @@ from fuseline.options import Options
 from fuseline.runtime import externs
 from fuseline.runtime.bounds import Failures
 from fuseline.runtime.cache import disk_cache
-from fuseline.runtime.memory import WORTH_HUGE_PAGES, Pool, advise_huge_pages
+from fuseline.runtime.memory import WORTH_RECYCLING, Pool, results
 from fuseline.runtime.native import NativeLaunch, Segment
 
 
@@ -149,7 +149,7 @@ class _Writer:
             "as_strided": torch.as_strided, "relayout": externs.relayout, "get_num_threads": torch.get_num_threads,
             "clock": time.perf_counter, "StepTime": StepTime, "is_grad_enabled": torch.is_grad_enabled, "version_of": version_of,
             "any_autocast": torch_internals.any_autocast_enabled,
-            "advise_huge_pages": advise_huge_pages}
+            "recycled": results.tensor}
         self.known: dict[int, str] = {}                      # id of a constant -> its name
         self.tensors: dict[str, str] = {}                    # buffer -> variable of its tensor
         self.addresses: dict[str, str] = {}                  # buffer -> variable of its address
@@ -342,13 +342,12 @@ class _Writer:
             hint = "pass its tensor in `constants`" if buffer.kind == "constant" else ""
             raise InternalError(f"{buffer.kind} {name} has no value", hint=hint)
         variable = self.tensors[name] = self.variable(name)
-        self.lines.append(f"{variable} = empty_strided({self.sizes(buffer.shape)}, {self.sizes(buffer.stride)}, "
-                          f"dtype={self.dtype(buffer)})")
+        layout = f"{self.sizes(buffer.shape)}, {self.sizes(buffer.stride)}"
         elements = product(buffer.shape)
-        if not isinstance(elements, int):
-            self.lines.append(f"if {variable}.nbytes >= {WORTH_HUGE_PAGES}: advise_huge_pages({variable})")
-        elif elements * buffer.dtype.size >= WORTH_HUGE_PAGES:
-            self.lines.append(f"advise_huge_pages({variable})")
+        if not isinstance(elements, int) or elements * buffer.dtype.size >= WORTH_RECYCLING:
+            self.lines.append(f"{variable} = recycled({layout}, {self.dtype(buffer)})")
+        else:
+            self.lines.append(f"{variable} = empty_strided({layout}, dtype={self.dtype(buffer)})")
         return variable
 
     def tensor(self, name: str) -> str:
