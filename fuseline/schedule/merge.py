@@ -119,8 +119,8 @@ def can_row(group: Group, target: Target) -> Verdict:
     lanes = target.vector_bits // 32 if outer_is_contiguous(group) else 1
     if outer < target.cores * lanes:
         return Verdict.no(f"{outer} rows do not occupy {target.cores} cores", group.label)
-    if lanes > 1 and inner * lanes * 4 * 2 > target.l2_bytes:
-        return Verdict.no(f"{lanes} interleaved rows of {inner} elements do not fit the second-level cache", group.label)
+    if lanes > 1:                # the rows are columns in memory: (3136, 512) f32, batch norm backward, 3.2 ms in one kernel, 2.3 in two
+        return Verdict.no(f"{outer} columns of {inner} elements are gone over faster by one kernel for each pass", group.label)
     return Verdict.yes()
 
 

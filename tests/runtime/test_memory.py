@@ -31,7 +31,7 @@ def test_memory_of_a_dead_result_is_used_again():
 HOLDERS = {
     "tensor": lambda t: t, "view": lambda t: t[5:7], "detached": lambda t: t.detach(), "numpy": lambda t: t.numpy(),
     "numpy slice": lambda t: t.numpy()[3:5], "storage": lambda t: t.untyped_storage(), "memoryview": lambda t: memoryview(t.numpy()),
-    "dlpack": lambda t: torch.utils.dlpack.to_dlpack(t), "numpy from dlpack": numpy.from_dlpack, "typed storage": lambda t: t.storage(),
+    "dlpack": lambda t: torch.utils.dlpack.to_dlpack(t), "numpy from dlpack": numpy.from_dlpack,
     "saved for backward": lambda t: torch.ones(N, requires_grad=True) * t,
     "alias by set_": lambda t: torch.empty(0).set_(t.untyped_storage(), 0, (3,), (1,)),
     "lazy clone": lambda t: torch._lazy_clone(t),
