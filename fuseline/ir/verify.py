@@ -18,13 +18,12 @@ from fuseline.ir.kernels import (
     Op,
     Phase,
     Reduce,
-    Ref,
     Stmt,
     Store,
-    ViewOf,
 )
 from fuseline.ir.ops import OPS, REDUCTIONS
 from fuseline.ir.print import show_extern, show_stmt
+from fuseline.ir.steps import reads, writes
 
 # ---------------------------------------------------------------- graphs
 
@@ -264,32 +263,6 @@ def verify_program(program: LoopProgram) -> None:
 
 def _show(step: Launch | Extern) -> str:
     return f"launch {step.kernel.label}({', '.join(step.buffers)})" if isinstance(step, Launch) else show_extern(step)
-
-
-def reads(step: Launch | Extern) -> tuple[str, ...]:
-    """The buffers that a step may read, in order."""
-    if isinstance(step, Launch):
-        loaded = {s.buffer for p in step.kernel.phases for s in p.body if isinstance(s, Load)}
-        loaded |= {s.buffer for p in step.kernel.phases for s in p.body if isinstance(s, Store) and s.mode != "set"}
-        return tuple(b for b, p in zip(step.buffers, step.kernel.params) if p.name in loaded)
-    found: list[str] = []
-
-    def visit(arg: object) -> None:
-        if isinstance(arg, (Ref, ViewOf)):
-            found.append(arg.buffer)
-        elif isinstance(arg, (tuple, list)):
-            for a in arg:
-                visit(a)
-    visit(step.args)
-    visit(tuple(v for _, v in step.kwargs))
-    return tuple(dict.fromkeys(found))
-
-
-def writes(step: Launch | Extern) -> tuple[str, ...]:
-    """The buffers that a step writes, in order."""
-    if isinstance(step, Launch):
-        return tuple(b for b, p in zip(step.buffers, step.kernel.params) if p.writes)
-    return tuple(o for o in step.outs if o is not None)
 
 
 def _check_ranges(step: Launch, program: LoopProgram) -> None:

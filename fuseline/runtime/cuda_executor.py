@@ -22,7 +22,8 @@ from fuseline.codegen.triton import compile as triton_codegen
 from fuseline.codegen.triton.tiling import Chip
 from fuseline.errors import InternalError
 from fuseline.ir.expr import Expr, Sym, evaluate, symbols
-from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Ref, Step, ViewOf
+from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, ViewOf
+from fuseline.ir.steps import hoisted_inputs, hoisted_results, touches
 from fuseline.log import emit as log
 from fuseline.options import Options
 from fuseline.runtime import externs, triton_compile
@@ -115,8 +116,8 @@ class CudaExecutable:
         self._plans: OrderedDict[tuple, _Plan] = OrderedDict()
         self._size_getters = _size_getters(program)
         self._names = sorted(self._size_getters)
-        self._hoist_names = _hoisted_results(program)
-        self._hoist_reads = _hoist_inputs(program)
+        self._hoist_names = hoisted_results(program)
+        self._hoist_reads = hoisted_inputs(program)
         self._hoist_key: tuple | None = None
         self._hoist_plan: _Plan | None = None
         used = {b for s in program.steps if isinstance(s, Launch) for b in s.buffers}
@@ -242,37 +243,6 @@ def _size_getters(program: LoopProgram) -> dict[str, Callable[[Sequence[Any]], i
     return found
 
 
-def _step_reads(step: Step) -> set[str]:
-    if isinstance(step, Launch):
-        return set(step.buffers)
-    return {a.buffer for a in _flatten((step.args, tuple(v for _, v in step.kwargs))) if isinstance(a, (Ref, ViewOf))}
-
-
-def _step_writes(step: Step) -> set[str]:
-    if isinstance(step, Launch):
-        return {b for b, p in zip(step.buffers, step.kernel.params) if p.writes}
-    return {o for o in step.outs if o is not None}
-
-
-def _flatten(arg: Any) -> list:
-    if isinstance(arg, (tuple, list)):
-        return [x for a in arg for x in _flatten(a)]
-    return [arg]
-
-
-def _hoisted_results(program: LoopProgram) -> tuple[str, ...]:
-    """Buffers that hoisted steps write and the rest of the program reads."""
-    made = set().union(*(_step_writes(s) for s in program.hoisted)) if program.hoisted else set()
-    used = set().union(*(_step_reads(s) for s in program.steps)) if program.steps else set()
-    used |= {o.value for o in program.outputs if isinstance(o.value, str)}
-    return tuple(sorted(made & used))
-
-
-def _hoist_inputs(program: LoopProgram) -> tuple[int, ...]:
-    read = set().union(*(_step_reads(s) for s in program.hoisted)) if program.hoisted else set()
-    return tuple(i for i, name in enumerate(program.inputs) if isinstance(name, str) and name in read)
-
-
 # ---------------------------------------------------------------- generating a plan
 
 def relayout(tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
@@ -390,7 +360,7 @@ class _Builder:
         kept = {o.value for o in self.program.outputs} | set(self.executable._hoist_names)
         last: dict[str, int] = {}
         for position, step in enumerate(self.steps):
-            for name in _step_reads(step) | _step_writes(step):
+            for name in touches(step):
                 last[name] = position
         found: dict[int, set[str]] = {}
         for name, position in last.items():

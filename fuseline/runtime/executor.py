@@ -18,7 +18,8 @@ from fuseline import log, torch_internals
 from fuseline.codegen.llvm.compile import CompiledKernel, compile_kernels
 from fuseline.errors import InternalError
 from fuseline.ir.expr import Expr, Int, Sym, product, symbols
-from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Output, Ref, Step, ViewOf
+from fuseline.ir.kernels import Buffer, Extern, Launch, LoopProgram, Output, ViewOf
+from fuseline.ir.steps import hoisted_inputs, hoisted_results, leaves, reads, touches, writes
 from fuseline.options import Options
 from fuseline.runtime import externs
 from fuseline.runtime.bounds import Failures
@@ -59,7 +60,7 @@ class Executable:
         self.compiled: dict[Any, CompiledKernel] = dict(zip(kernels, made, strict=True))
         self.pool = Pool()
         self.text = ""
-        self.hoisted_names = _hoisted_results(program)
+        self.hoisted_names = hoisted_results(program)
         self._hoist_lock = threading.Lock()
         self.hoisted_state: tuple[Any, tuple] = (None, ())      # (key of the static inputs, values), replaced as one
         self.hoist_runs = 0
@@ -98,34 +99,6 @@ class Executable:
             return self.hoisted_state[1]
 
 
-# ---------------------------------------------------------------- what steps touch
-
-def step_reads(step: Step) -> list[str]:
-    """Buffers that the step uses, for a launch those that it writes too."""
-    if isinstance(step, Launch):
-        return list(step.buffers)
-    return [a.buffer for a in _flatten((step.args, tuple(v for _, v in step.kwargs))) if isinstance(a, (Ref, ViewOf))]
-
-
-def step_writes(step: Step) -> list[str]:
-    if isinstance(step, Launch):
-        return [b for b, p in zip(step.buffers, step.kernel.params, strict=True) if p.writes]
-    return [o for o in step.outs if o is not None]
-
-
-def _flatten(arg: Any) -> list:
-    if isinstance(arg, (tuple, list)):
-        return [x for a in arg for x in _flatten(a)]
-    return [arg]
-
-
-def _hoisted_results(program: LoopProgram) -> tuple[str, ...]:
-    """Buffers that hoisted steps write and that the rest of the program, or an output, reads."""
-    made = {n for s in program.hoisted for n in step_writes(s)}
-    used = {n for s in program.steps for n in step_reads(s)} | {o.value for o in program.outputs if isinstance(o.value, str)}
-    return tuple(sorted(made & used))
-
-
 def version_of(tensor: torch.Tensor) -> object:
     """The tensor's version counter; inference tensors have none, and compare unequal to everything: recomputed on each call."""
     return object() if tensor.is_inference() else tensor._version
@@ -157,7 +130,7 @@ class _Writer:
         self.pending: list[Launch] = []                      # launches not yet written, to become one segment
         self.done: list[str] = []                            # buffers to let go once the pending launches are written
         allocating = {o for s in self.steps if isinstance(s, Extern) and s.out_variant is None for o in s.outs if o is not None}
-        hoisted = {n for s in self.program.hoisted for n in step_writes(s)}
+        hoisted = {n for s in self.program.hoisted for n in writes(s)}
         self.in_arena = {n: o for n, o in self.program.plan.items() if n not in allocating and n not in hoisted} if not hoist else {}
         self.uses_threads = any(isinstance(s, Launch) for s in self.steps)
 
@@ -266,7 +239,7 @@ class _Writer:
                 found.update(symbols(e))
 
         program = self.program
-        touched = {n for s in self.steps for n in (*step_reads(s), *step_writes(s))}
+        touched = {n for s in self.steps for n in touches(s)}
         for name in touched | {o.value for o in program.outputs if isinstance(o.value, str)}:
             buffer = program.buffers[name]
             if buffer.kind != "input":
@@ -275,7 +248,7 @@ class _Writer:
             if isinstance(step, Launch):
                 add(*step.kernel.sizes, *Failures([step.kernel]).sizes())
                 continue
-            for a in _flatten((step.args, tuple(v for _, v in step.kwargs))):
+            for a in leaves((step.args, tuple(v for _, v in step.kwargs))):
                 if isinstance(a, ViewOf):
                     add(*a.shape, *a.stride, a.offset)
                 elif isinstance(a, Expr):
@@ -290,8 +263,7 @@ class _Writer:
 
     def bind_hoisted(self) -> None:
         program = self.program
-        read = {n for s in program.hoisted for n in step_reads(s)}
-        static = [f"i{k}" for k, n in enumerate(program.inputs) if isinstance(n, str) and n in read]
+        static = [f"i{k}" for k in hoisted_inputs(program)]
         key = "".join(f"{i}.data_ptr(), {i}._version, " for i in static)
         slow = "".join(f"{i}.data_ptr(), version_of({i}), " for i in static)
         everything = ", ".join(f"i{k}" for k in range(len(program.inputs)))
@@ -304,13 +276,13 @@ class _Writer:
 
     def takes_arena(self) -> bool:
         """Write the line that gets an arena; True if it goes back to the pool, as no result can lie in it."""
-        if not self.in_arena or not any(n in self.in_arena for s in self.steps for n in (*step_reads(s), *step_writes(s))):
+        if not self.in_arena or not any(n in self.in_arena for s in self.steps for n in touches(s)):
             return False
         shown = {o.value for o in self.program.outputs if isinstance(o.value, str)}
         aliasing: set[str] = set(self.in_arena)
         for step in self.steps:
-            if isinstance(step, Extern) and externs.result_may_alias(step) and aliasing & set(step_reads(step)):
-                aliasing |= set(step_writes(step))
+            if isinstance(step, Extern) and externs.result_may_alias(step) and aliasing & set(reads(step)):
+                aliasing |= set(writes(step))
         keep = not shown & aliasing
         take = "pool.take" if keep else self.constant(_new_arena)
         self.lines += [f"arena = {take}({self.size(self.program.arena_bytes)})", "base = arena.base"]
@@ -321,7 +293,7 @@ class _Writer:
         kept = {o.value for o in self.program.outputs} | set(self.executable.hoisted_names)
         last: dict[str, int] = {}
         for k, step in enumerate(self.steps):
-            for name in (*step_reads(step), *step_writes(step)):
+            for name in touches(step):
                 last[name] = k
         found: dict[int, list[str]] = {}
         for name, k in last.items():

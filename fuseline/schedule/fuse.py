@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from fuseline.ir.expr import Int, Sym
 from fuseline.ir.kernels import Buffer, Extern, Launch, Load, Op, Reduce, Stmt
+from fuseline.ir.steps import reads
 from fuseline.ir.target import Target
 from fuseline.ir.verdict import Verdict
-from fuseline.ir.verify import reads, storage_extent
+from fuseline.ir.verify import storage_extent
 from fuseline.schedule.align import Address, address, solve
 from fuseline.schedule.group import Group, Names, from_launch, hint, points
 from fuseline.schedule.merge import MAX_PARAMS, Context, Refused, Writer, cone_of, merge, space

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fuseline.ir.expr import symbols
 from fuseline.ir.kernels import Extern, Kernel, Launch, Load, LoopProgram, Output, Store
-from fuseline.ir.verify import reads, writes
+from fuseline.ir.steps import reads, writes
 from fuseline.schedule.align import address
 
 

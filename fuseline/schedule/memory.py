@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from fuseline.ir.expr import Int
 from fuseline.ir.kernels import Buffer, Extern, Launch
-from fuseline.ir.verify import reads, storage_extent, writes
+from fuseline.ir.steps import reads, writes
+from fuseline.ir.verify import storage_extent
 
 ALIGNMENT = 64             # bytes: a cache line, and the width of the widest vector register
 

@@ -14,7 +14,7 @@ import torch
 
 from fuseline.errors import InternalError
 from fuseline.ir.kernels import Extern, Launch
-from fuseline.ir.verify import reads, writes
+from fuseline.ir.steps import reads, writes
 
 
 @cache

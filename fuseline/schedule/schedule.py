@@ -4,9 +4,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseline.ir.kernels import Extern, Launch, LoopProgram, Step
+from fuseline.ir.steps import reads, writes
 from fuseline.ir.target import Target
 from fuseline.ir.verdict import Verdict
-from fuseline.ir.verify import reads, writes
 from fuseline.schedule.canonical import to_launch
 from fuseline.schedule.fuse import Fusion
 from fuseline.schedule.memory import plan
