@@ -17,6 +17,20 @@ from typing import Any, Union
 
 # ---------------------------------------------------------------- sources
 
+class _Nested:
+    """A source that contains others: its hash is computed once, since capture looks long chains up again and again."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            value = hash((type(self).__name__, *(getattr(self, name) for name in self.__match_args__)))   # type: ignore[attr-defined]
+            object.__setattr__(self, "_hash", value)
+            return value
+
 
 @dataclass(frozen=True, slots=True)
 class Local:
@@ -37,10 +51,12 @@ class CellObject:
 
 
 @dataclass(frozen=True, slots=True)
-class CellOf:
+class CellOf(_Nested):
     """The contents of a closure cell of another function: `function.__closure__[index].cell_contents`."""
     function: Source
     index: int
+
+    __hash__ = _Nested.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,59 +78,76 @@ class Builtin:
 @dataclass(frozen=True, slots=True)
 class Pinned:
     """One given object, held by the entry (something that has no other expression: a module's class, an enum member)."""
-    value: Any = field(hash=False)
+    value: Any
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pinned) and self.value is other.value
 
+    def __hash__(self) -> int:
+        return id(self.value)
+
 
 @dataclass(frozen=True, slots=True)
-class Attr:
+class Attr(_Nested):
     """`base.name` through normal attribute lookup."""
     base: Source
     name: str
 
+    __hash__ = _Nested.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class InDict:
+class InDict(_Nested):
     """`base.__dict__[name]`: the instance's own entry, without descriptors."""
     base: Source
     name: str
 
+    __hash__ = _Nested.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class TypeOf:
+class TypeOf(_Nested):
     """`type(base)`."""
     base: Source
 
+    __hash__ = _Nested.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class ClassDict:
+class ClassDict(_Nested):
     """The object that `name` is bound to in `base.__dict__` of a class (raw: a function, a property)."""
     base: Source
     name: str
 
+    __hash__ = _Nested.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Item(_Nested):
     """`base[key]` for a list, tuple, dict (key a constant)."""
     base: Source
     key: Any
 
+    __hash__ = _Nested.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class KeyAt:
+class KeyAt(_Nested):
     """The index-th key of a dict, in order (`list(base)[index]`)."""
     base: Source
     index: int
 
+    __hash__ = _Nested.__hash__
+
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(_Nested):
     """`function(*arguments)`: a number that Python computes again on each call from numbers at other sources, exactly as the
     program does. The function has no effects; constants among the arguments are Pinned."""
     function: Callable
     arguments: tuple[Source, ...]
+
+    __hash__ = _Nested.__hash__
 
 
 Source = Union[Local, Cell, CellObject, CellOf, Global, Builtin, Pinned, Attr, InDict, TypeOf, ClassDict, Item, KeyAt, Computed]
