@@ -163,12 +163,12 @@ def threshold_backward(k: KernelBuilder, grad: Val, x: Val, threshold: float) ->
     return k.where(x <= threshold, 0, grad)
 
 
-@elementwise("aten.hardshrink.default")
+@elementwise("aten.hardshrink.default", rounds=("cpu", "cuda"))
 def hardshrink(k: KernelBuilder, x: Val, lambd: float = 0.5) -> Val:
     return k.where((x >= -lambd) & (x <= lambd), 0, x)
 
 
-@elementwise("aten.softshrink.default")
+@elementwise("aten.softshrink.default", rounds=("cpu", "cuda"))
 def softshrink(k: KernelBuilder, x: Val, lambd: float = 0.5) -> Val:
     return k.where(x > lambd, x - lambd, k.where(x < -lambd, x + lambd, x * 0.0))
 

@@ -104,6 +104,7 @@ class KernelBuilder:
         self._count = 0
         self._inner = 0
         self._device: str | None = None
+        self.half: DType | None = None                    # the type of the result that is being computed, if that is a half type
 
     @property
     def device(self) -> str | None:
@@ -278,6 +279,10 @@ class KernelBuilder:
             value = self.op(_ROUND[dtype], value, dtype=F32)
             self._half[str(value.ref)] = dtype
         return value
+
+    def rounded(self, value: Val) -> Val:
+        """A step of a formula that PyTorch computes in the half type of the result, each step rounded; value itself for other types."""
+        return value if self.half is None else self.cast(value, self.half)
 
     def both(self, a: Val | None, b: Val | None) -> Val | None:
         """The conjunction of two conditions; None means true."""

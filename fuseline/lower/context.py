@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fuseline.errors import InternalError, LoweringError
-from fuseline.ir.dtypes import DType
+from fuseline.ir.dtypes import BF16, BOOL, F16, DType
 from fuseline.ir.expr import Expr
 from fuseline.ir.graph import Node, Size, TensorType, contiguous
 from fuseline.ir.kernels import Buffer, Extern, Step
@@ -38,17 +38,20 @@ def lowering(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
     return register
 
 
-def elementwise(*names: str, operands: int = 1, compute: str = "result",
-                numbers: bool = False) -> Callable[[Callable[..., Val]], Callable[..., Val]]:
+def elementwise(*names: str, operands: int = 1, compute: str = "result", numbers: bool = False,
+                wide: Sequence[str] = (), rounds: Sequence[str] = ()) -> Callable[[Callable[..., Val]], Callable[..., Val]]:
     """Register fn(kernel, *values, *params, **params) -> value for operators that broadcast their first `operands` arguments.
 
     compute  the type that operands are converted to: "result" (the result's), "promoted" (as torch.result_type has it;
              for comparisons), or "own" (none: each its own)
     numbers  fn takes values of the compute type for its params, too: floats that are known at run time only
+    wide     devices on which PyTorch takes a number or a 0-d CPU tensor in the last place as f32 where the result is of a
+             half type; all other operands of another type are rounded to the half type first
+    rounds   devices on which PyTorch rounds the params to the half type, too
     """
     def register(fn: Callable[..., Val]) -> Callable[..., Val]:
         def lower(context: Context, *args: object, **kwargs: object) -> View:
-            return context.elementwise(fn, args[:operands], compute, args[operands:], kwargs, numbers=numbers)
+            return context.elementwise(fn, args[:operands], compute, args[operands:], kwargs, numbers=numbers, wide=wide, rounds=rounds)
         lowering(*names)(lower)
         POINTWISE.update(names)
         TAKES_NUMBERS.update(names)
@@ -135,7 +138,7 @@ class Context:
 
     def elementwise(self, fn: Callable[..., Val], operands: Sequence[object], compute: str,
                     params: Sequence[object] = (), kwargs: dict | None = None, out: View | None = None, *,
-                    numbers: bool = False) -> View:
+                    numbers: bool = False, wide: Sequence[str] = (), rounds: Sequence[str] = ()) -> View:
         """Broadcast operands (Views, numbers, sizes), convert them, and store fn(kernel, *values, *params, **kwargs)."""
         from_params = (*params, *(kwargs or {}).values())
         if any(isinstance(p, (Expr, View)) or isinstance(p, RuntimeNumber) and not numbers for p in from_params):
@@ -147,12 +150,21 @@ class Context:
         elif compute == "promoted":
             kind = result_type(operands)
         views = [expand(o, out.shape) if isinstance(o, View) else o for o in operands]
+        device = out.device.partition(":")[0]
+        halves = compute == "result" and out.dtype in (F16, BF16)
+        half = [halves and getattr(o, "dtype", None) not in (out.dtype, BOOL)
+                and not (i == len(operands) - 1 and device in wide and (not isinstance(o, View) or o.device == "cpu" and not o.rank))
+                for i, o in enumerate(operands)]
+        setting_type = out.dtype if halves and device in rounds else kind
 
         def value(kernel: KernelBuilder, index: tuple[Size, ...]) -> Val:
-            values = [scalar(kernel, o, index, kind) for o in views]
+            kernel.half = out.dtype if halves else None
+            values = [scalar(kernel, o, index, out.dtype if to_half else kind, to_half) for o, to_half in zip(views, half)]
 
             def setting(p: object) -> object:
-                return scalar(kernel, p, index, kind) if isinstance(p, RuntimeNumber) else p
+                if isinstance(p, RuntimeNumber):
+                    return scalar(kernel, p, index, setting_type)
+                return round_number(p, setting_type) if type(p) is float and setting_type is not None else p
             return fn(kernel, *values, *map(setting, params), **{k: setting(v) for k, v in (kwargs or {}).items()})
         return self.fill(out, value)
 
@@ -174,19 +186,22 @@ class Context:
         return made
 
 
-def scalar(kernel: KernelBuilder, operand: object, index: Sequence[Size], dtype: DType | None) -> Val:
-    """An operand's value at an index of the (broadcast) result, converted to dtype's compute type if one is given."""
+def scalar(kernel: KernelBuilder, operand: object, index: Sequence[Size], dtype: DType | None, round_half: bool = False) -> Val:
+    """An operand's value at an index of the (broadcast) result, converted to dtype's compute type if one is given.
+
+    round_half   a tensor of another type is rounded to dtype, where that is a half type
+    """
     if isinstance(operand, View):
         value = kernel.load(operand, index)
         # Half values are kept as f32, so converting between a half type and its compute type is nothing.
-        return kernel.cast(value, dtype, round_half=False) if dtype is not None else value
+        return kernel.cast(value, dtype, round_half=round_half) if dtype is not None else value
     if isinstance(operand, RuntimeNumber):
         if dtype is None or not dtype.is_float:
             raise LoweringError("a float that is known at run time only, as another type")
         return kernel.cast(kernel.load(operand.view, ()), dtype)
     if dtype is None:
         raise InternalError(f"number {operand} without a type")
-    if isinstance(operand, float):
+    if isinstance(operand, (int, float)) and not isinstance(operand, bool):
         operand = round_number(operand, dtype)
     if not isinstance(operand, (bool, int, float, Expr)):
         raise LoweringError(f"operand {operand!r}")

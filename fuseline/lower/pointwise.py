@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 
 from fuseline.errors import LoweringError
-from fuseline.ir.dtypes import BOOL, DType
+from fuseline.ir.dtypes import BF16, BOOL, DType
 from fuseline.lower.builder import KernelBuilder, Val
 from fuseline.lower.context import POINTWISE, Context, elementwise, lowering, scalar
 from fuseline.lower.views import View, expand
@@ -117,8 +117,10 @@ def nan_to_num(context: Context, x: View, nan: float | None = None, posinf: floa
 @elementwise("aten.logit.default")
 def logit(k: KernelBuilder, x: Val, eps: float | None = None) -> Val:
     if eps is not None:
-        x = k.where(x < eps, eps, k.where(x > 1.0 - eps, 1.0 - eps, x))          # the lower bound wins where they cross
-    return k.op("log", x / (1 - x))
+        low = k.rounded(k.const(eps, x.dtype))
+        high = k.rounded(1.0 - low)
+        x = k.where(x < low, low, k.where(x > high, high, x))                    # the lower bound wins where they cross
+    return k.op("log", k.rounded(x / k.rounded(1 - x)))
 
 
 @elementwise("aten.round.decimals")
@@ -133,34 +135,34 @@ def round_decimals(k: KernelBuilder, x: Val, decimals: int = 0) -> Val:
 
 # ---------------------------------------------------------------- arithmetic
 
-@elementwise("aten.add.Tensor", "aten.add.Scalar", operands=2, numbers=True)
+@elementwise("aten.add.Tensor", "aten.add.Scalar", operands=2, numbers=True, wide=("cuda",), rounds=("cpu",))
 def add(k: KernelBuilder, a: Val, b: Val, alpha: float = 1) -> Val:
     if a.dtype == BOOL:
         return a | b if alpha else a
     return a + (b if alpha == 1 else b * alpha)
 
 
-@elementwise("aten.sub.Tensor", "aten.sub.Scalar", operands=2, numbers=True)
+@elementwise("aten.sub.Tensor", "aten.sub.Scalar", operands=2, numbers=True, wide=("cuda",), rounds=("cpu",))
 def sub(k: KernelBuilder, a: Val, b: Val, alpha: float = 1) -> Val:
     return a - (b if alpha == 1 else b * alpha)
 
 
-@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", operands=2, numbers=True)
+@elementwise("aten.rsub.Tensor", "aten.rsub.Scalar", operands=2, numbers=True, wide=("cuda",), rounds=("cpu",))
 def rsub(k: KernelBuilder, a: Val, b: Val, alpha: float = 1) -> Val:
     return b - (a if alpha == 1 else a * alpha)
 
 
-@elementwise("aten.mul.Tensor", "aten.mul.Scalar", operands=2)
+@elementwise("aten.mul.Tensor", "aten.mul.Scalar", operands=2, wide=("cpu", "cuda"))
 def mul(k: KernelBuilder, a: Val, b: Val) -> Val:
     return a & b if a.dtype == BOOL else a * b
 
 
-@elementwise("aten.div.Tensor", "aten.div.Scalar", operands=2)
+@elementwise("aten.div.Tensor", "aten.div.Scalar", operands=2, wide=("cpu", "cuda"))
 def div(k: KernelBuilder, a: Val, b: Val) -> Val:
     return a / b
 
 
-@elementwise("aten.div.Tensor_mode", "aten.div.Scalar_mode", operands=2)
+@elementwise("aten.div.Tensor_mode", "aten.div.Scalar_mode", operands=2, wide=("cpu", "cuda"))
 def div_mode(k: KernelBuilder, a: Val, b: Val, rounding_mode: str | None = None) -> Val:
     return a / b if rounding_mode is None else _quotient(k, "floordiv" if rounding_mode == "floor" else "truncdiv", a, b)
 
@@ -217,7 +219,7 @@ def hypot(k: KernelBuilder, a: Val, b: Val) -> Val:
 
 @elementwise("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other", operands=2)
 def xlogy(k: KernelBuilder, a: Val, b: Val) -> Val:
-    return k.where(k.op("isnan", b), math.nan, k.where(a.equals(0.0), 0.0, a * k.op("log", b)))
+    return k.where(k.op("isnan", b), math.nan, k.where(a.equals(0.0), 0.0, a * k.rounded(k.op("log", b))))
 
 
 @elementwise("aten.logaddexp.default", operands=2)
@@ -248,8 +250,9 @@ def pow_scalar(k: KernelBuilder, x: Val, exponent: Val) -> Val:
         return x
     if e == 2:
         return x * x
+    steps = k.rounded if k.half == BF16 or k.device != "cpu" else (lambda value: value)        # f16 on the CPU is computed in f32
     if e == 3:
-        return x * x * x
+        return steps(x * x) * x
     if x.dtype.is_float:
         if e == 0:
             return k.const(1.0, x.dtype)
@@ -260,7 +263,7 @@ def pow_scalar(k: KernelBuilder, x: Val, exponent: Val) -> Val:
         if e == -1:
             return k.op("reciprocal", x)
         if e == -2:
-            return k.op("reciprocal", x * x)
+            return k.op("reciprocal", steps(x * x))
     return k.op("pow", x, exponent)
 
 
@@ -274,7 +277,7 @@ def addcdiv(k: KernelBuilder, x: Val, a: Val, b: Val, value: float = 1) -> Val:
     return x + (a if value == 1 else a * value) / b
 
 
-@elementwise("aten.lerp.Tensor", "aten.lerp.Scalar", operands=3)
+@elementwise("aten.lerp.Tensor", "aten.lerp.Scalar", operands=3, wide=("cpu", "cuda"))
 def lerp(k: KernelBuilder, start: Val, end: Val, weight: Val) -> Val:
     """From the nearer end, as PyTorch has it."""
     step = end - start

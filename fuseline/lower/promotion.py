@@ -68,8 +68,9 @@ def result_type(args: Iterable[object]) -> DType:
 
 def round_number(x: float, dtype: DType) -> float:
     """The nearest value of a half type, as a Python float; x itself for wider types."""
-    if dtype not in (F16, BF16) or math.isnan(x) or math.isinf(x):
+    if dtype not in (F16, BF16) or not math.isfinite(x):
         return x
+    x = float(x)
     if dtype == F16:
         try:
             return struct.unpack("e", struct.pack("e", x))[0]
