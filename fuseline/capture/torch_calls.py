@@ -14,6 +14,7 @@ from fuseline.capture.containers import PASS_THROUGH, holds_tensor
 from fuseline.capture.errors import RestartCapture, break_here
 from fuseline.capture.operators import Operators
 from fuseline.capture.provenance import CONSTANTS, lookup
+from fuseline.capture.refusals import refused
 from fuseline.ir.region import GraphBreak
 
 # Modules of torch whose Python functions are leaves of the graph; all other Python code of torch is interpreted.
@@ -102,6 +103,8 @@ class TorchCalls(Operators):
         if _name(target) in _NEED_ELEMENTS and isinstance(args[0], torch.Tensor) and 0 in args[0].shape:
             raise break_here("empty-reduction", f"{_name(target)} over an empty tensor raises unless the axis has elements",
                              "none needed if eager raises too")
+        if reason := refused(_name(target), args, kwargs):
+            raise break_here("operator-error", f"{_name(target)}: {reason}", "none needed if eager raises too")
         try:
             with torch_internals.symbolic_formulas(bool(self.symbols)), self.fake_mode:
                 if kwargs.get("out") is not None:
