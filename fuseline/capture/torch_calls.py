@@ -193,13 +193,19 @@ class TorchCalls(Operators):
             return slice(self.operand(value.start), self.operand(value.stop), self.operand(value.step))
         if isinstance(value, (int, float, str)) and self.source(value) is None:
             return value
-        if isinstance(value, type) or (callable(value) and getattr(value, "__module__", "").startswith("torch")):
+        if isinstance(value, type) and value in _DTYPES:   # FX prints a class as no Python text
+            return _DTYPES[value]
+        if isinstance(value, _LEGACY_TYPE):
+            return torch.typename(value)
+        if not isinstance(value, type) and callable(value) and getattr(value, "__module__", "").startswith("torch"):
             return value
         raise break_here("unknown-argument", f"a {type(value).__name__} as the argument of a torch function is not captured",
                          "pass tensors, numbers and plain containers")
 
 
 _leaves: dict[types.FunctionType, bool] = {}
+_DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}      # dtype=int, x.to(float)
+_LEGACY_TYPE = type(torch.FloatTensor)                  # x.type(torch.FloatTensor)
 _OPERATOR_METHODS = {f"__{n}__": getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_",
                                                                "or_", "xor", "lt", "le", "eq", "ne", "gt", "ge") if not n.endswith("_")}
 _OPERATOR_METHODS["__getitem__"] = operator.getitem
