@@ -226,9 +226,13 @@ class Recorder(torch_internals.TorchDispatchMode):
 
     def _as_strided(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """as_strided reads the storage: recorded on the root, whose memory then must be laid out as its type says."""
-        alias = self.alias(args[0])
-        root = alias.path()[0]
         result = func(*args, **kwargs)
+        self._track_as_strided(result, self.alias(args[0]))
+        return result
+
+    def _track_as_strided(self, result: torch.Tensor, alias: Alias) -> None:
+        """`result` has the strides of its own that it was given, on the storage of `alias`."""
+        root = alias.path()[0]
         if root.tensor.storage_offset() != 0 or not torch_internals.is_dense(root.tensor):
             raise NotSupported("as_strided of a part of a tensor")
         full = (root.tensor, tuple(result.shape), tuple(result.stride()), result.storage_offset())
@@ -236,9 +240,9 @@ class Recorder(torch_internals.TorchDispatchMode):
         if base.op == "input":                               # the real input may lie anywhere in its storage
             base = self.clone(base)
         base = self.fresh(base, root.tensor)
+        func = torch.ops.aten.as_strided.default
         node = self._node(op_name(func), (base, *map(self._arg, full[1:])), {}, self.type_of(result))
         self._track(result, node, (func, full, {}, None), source=root)
-        return result
 
     # ------------------------------------------------------------ writes
     def _write(self, func: Any, writes: Writes, args: tuple, kwargs: dict) -> Any:
@@ -325,8 +329,6 @@ class Recorder(torch_internals.TorchDispatchMode):
         old = self.alias(target)
         if old.input is not None:
             raise NotSupported(f"{op_name(func)} changes the geometry of an input")
-        if func._schema.name == "aten::as_strided_":
-            raise NotSupported("as_strided_ in place")
         view = getattr(getattr(torch.ops.aten, func._schema.name[6:-1]), func._overloadname)
         before = torch.ops.aten.alias.default(target)
         if func._schema.name != "aten::detach_":
@@ -337,6 +339,8 @@ class Recorder(torch_internals.TorchDispatchMode):
         del self._aliases[id(target)]
         if func._schema.name == "aten::detach_":
             self._track(target, old.node, (view, (before,), {}, None), source=old)
+        elif func._schema.name == "aten::as_strided_":
+            self._track_as_strided(target, old)
         else:
             node = self._emit(view, old.node, *args[1:], like=target)
             self._track(target, node, (view, (before, *args[1:]), kwargs, None), source=old)

@@ -46,6 +46,13 @@ def fn_strided(x):
     return y, w * 2
 
 
+def fn_strided_in_place(x):
+    y = x * 3
+    y.as_strided_((2, 2), (1, 2), 1)
+    y[0, 1] = 7
+    return y, y.exp()
+
+
 def fn_items(x):
     x[0] = 1
     x[:, 1] = torch.tensor([5.0, 6, 7])
@@ -144,6 +151,12 @@ PROGRAMS = {
     "reshape": (fn_reshape, torch.zeros(2, 3)),
     "swap": (fn_swap, X(2, 3)),
     "as_strided": (fn_strided, torch.zeros(3, 3)),
+    "as_strided_": (fn_strided_in_place, X(3, 2)),
+    "as_strided_ with grad": (fn_strided_in_place, X(3, 2, grad=True)),
+    "mean of channels-last": (lambda x: F.adaptive_avg_pool2d(x * 2, 1).flatten(1),
+                              X(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+    "mean of channels-last, grad": (lambda x: F.adaptive_avg_pool2d(x * 2, 1),
+                                    X(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()),
     "items": (fn_items, X(3, 4)),
     "loop": (fn_loop, torch.ones(4, 2)),
     "split": (fn_split, X(4, 4)),
