@@ -80,6 +80,10 @@ class Attributes(Containers):
         found = self.overlay.get(id(obj))
         return MISSING if found is None else found[1].get(name, MISSING)
 
+    def special_method(self, obj: Any, name: str) -> types.MethodType:
+        """A method that Python itself calls: found in the class, past the instance's own entries and `__getattribute__`."""
+        return types.MethodType(self.class_member(type(obj), name), obj)
+
     def class_member(self, cls: type, name: str, instance: Any = None) -> Any:
         """What a name is bound to in a class's MRO, guarded: no class before it may define the name."""
         base, raw = lookup(cls, name)

@@ -17,7 +17,7 @@ import torch
 from fuseline import torch_internals
 from fuseline.capture.errors import Break, CannotCapture, ProgramError, RegionEnd, RestartCapture, break_here
 from fuseline.capture.inputs import Inputs
-from fuseline.capture.provenance import CONSTANTS, is_python, lookup
+from fuseline.capture.provenance import CONSTANTS, IDENTITIES, is_python, lookup
 from fuseline.ir.region import Item, KeyAt, Source
 
 PASS_THROUGH = (Break, CannotCapture, ProgramError, RegionEnd, RestartCapture)
@@ -71,16 +71,23 @@ class ProgramIterator:
 
     def __next__(self) -> Any:
         try:
-            return self.world.interpreter_call(self.world.getattr(self.target, "__next__"), (), {})
+            return self.world.interpreter_call(self.world.special_method(self.target, "__next__"), (), {})
         except ProgramError as error:
             if isinstance(error.value, StopIteration):
                 raise StopIteration(error.value.value) from None
+            raise
+        except Break:
+            self.world.touch()                             # the native code that asks may have moved on before
             raise
 
 
 class Containers(Inputs):
     # What the layers above define; the World has them all.
     getattr: Callable[..., Any]
+    special_method: Callable[..., Any]
+    probe: Callable[..., None]
+    index_of: Callable[..., Any]
+    shows_itself: Callable[..., bool]
     plain_delattr: Callable[..., None]
     attribute_written: Callable[..., None]
     compare: Callable[..., Any]
@@ -98,6 +105,7 @@ class Containers(Inputs):
 
     interpreter_call: Callable[..., Any]
     break_position: Callable[[], int]
+    touch: Callable[[], None]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -108,6 +116,7 @@ class Containers(Inputs):
 
     def effect(self, kind: str, target: Any, name: str = "", *values: Any, extra: Any = None) -> None:
         """Remember a change that the compiled code replays; recipes are made at the end of the region."""
+        self.touch()
         self.effects.append((kind, target, name, values, extra))
 
     def native(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -117,6 +126,7 @@ class Containers(Inputs):
         except PASS_THROUGH:
             raise
         except torch_internals.unsupported_in_trace() as error:
+            self.touch()
             raise break_here("data-dependent", f"{getattr(function, '__name__', function)} needs the values of a tensor",
                              "keep the values on the device, or read them outside the compiled function") from error
         except Exception as error:
@@ -152,7 +162,7 @@ class Containers(Inputs):
                 return collections.Counter(dict(pairs))
             return (collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict)(pairs)
         if isinstance(value, (set, frozenset)):
-            if not all(type(v) in CONSTANTS or isinstance(v, type) for v in value):
+            if not all(type(v) in CONSTANTS or isinstance(v, IDENTITIES) for v in value):
                 raise break_here("set-of-objects", "a set of objects from outside is not captured", "use a list or a dict")
             self.guard(source, "equals", type(value)(value))
             return type(value)(value) if type(value) in (set, frozenset) else set(value)
@@ -191,7 +201,7 @@ class Containers(Inputs):
             return self.record("call_function", operator.getitem, (value, self._index(key)), {})
         cls = type(value)
         if is_python(cls, "__getitem__"):
-            return self.interpreter_call(self.getattr(value, "__getitem__"), (key,), {})
+            return self.interpreter_call(self.special_method(value, "__getitem__"), (key,), {})
         if isinstance(value, type):
             return self._class_getitem(value, key)
         if isinstance(key, torch.Tensor) and not isinstance(value, dict):
@@ -202,11 +212,15 @@ class Containers(Inputs):
         """As the builtin container has it."""
         if isinstance(value, dict):
             key = plain_number(key)
+            if type(key) not in CONSTANTS:
+                self.probe(self.contents(value), key)
+        elif type(key) is not int:
+            key = self.index_of(key)
         source, cls = self.source(value), type(value)
         if source is None or id(value) in self.shadows:
             found = self.contents(value)
             if isinstance(value, dict) and is_python(cls, "__missing__") and key not in found:
-                return self.interpreter_call(self.getattr(value, "__missing__"), (key,), {})
+                return self.interpreter_call(self.special_method(value, "__missing__"), (key,), {})
             if isinstance(found, collections.defaultdict) and source is not None and key not in found:
                 found = self.writable(value)
             return self.native(operator.getitem, found, key)
@@ -216,7 +230,7 @@ class Containers(Inputs):
                     return self.native(operator.getitem, self.writable(value), key)
                 self.guard(source, "no_key", key)
                 if is_python(cls, "__missing__"):
-                    return self.interpreter_call(self.getattr(value, "__missing__"), (key,), {})
+                    return self.interpreter_call(self.special_method(value, "__missing__"), (key,), {})
                 if cls is not dict and isinstance(value, collections.Counter):
                     return 0
                 raise ProgramError(KeyError(key))
@@ -245,13 +259,17 @@ class Containers(Inputs):
         if isinstance(value, torch.Tensor):
             self.record("call_function", operator.setitem, (value, self._index(key), new), {})
         elif is_python(type(value), "__setitem__"):
-            self.interpreter_call(self.getattr(value, "__setitem__"), (key, new), {})
+            self.interpreter_call(self.special_method(value, "__setitem__"), (key, new), {})
         else:
             self.plain_setitem(value, key, new)
 
     def plain_setitem(self, value: Any, key: Any, new: Any) -> None:
         if isinstance(value, dict):
             key = plain_number(key)
+            if type(key) not in CONSTANTS:
+                self.probe(self.contents(value), key)
+        elif type(key) is not int:
+            key = self.index_of(key)
         if id(value) in self.owners:
             self.setattr_entry(value, key, new)
         elif self.source(value) is None or isinstance(value, (dict, list, collections.deque)):
@@ -272,10 +290,14 @@ class Containers(Inputs):
         if isinstance(value, torch.Tensor):
             raise ProgramError(TypeError("Tensor does not support deleting items"))
         if is_python(type(value), "__delitem__"):
-            self.interpreter_call(self.getattr(value, "__delitem__"), (key,), {})
+            self.interpreter_call(self.special_method(value, "__delitem__"), (key,), {})
         elif id(value) in self.owners:
             self.plain_delattr(self.owners[id(value)], key)
         elif self.source(value) is None or isinstance(value, (dict, list, collections.deque)):
+            if isinstance(value, dict):
+                self.probe(self.contents(value), key)
+            else:
+                key = self.index_of(key)
             self.native(operator.delitem, self.writable(value), key)
         else:
             raise break_here("unknown-c-function", f"deleting from a {type(value).__name__} is not captured",
@@ -286,9 +308,11 @@ class Containers(Inputs):
         if isinstance(value, torch.Tensor):
             raise break_here("data-dependent-branch", "`in` on a tensor looks at its values", "compute the condition with torch.where")
         if is_python(cls, "__contains__"):
-            return self.truth(self.interpreter_call(self.getattr(value, "__contains__"), (key,), {}))
+            return self.truth(self.interpreter_call(self.special_method(value, "__contains__"), (key,), {}))
         if isinstance(value, (dict, set, frozenset)):
             key = plain_number(key)
+            if type(key) not in CONSTANTS:
+                self.probe(self.contents(value), key)
         if isinstance(value, dict) and type(key) in CONSTANTS:
             return self.contains_key(value, key)
         if isinstance(value, (list, tuple, collections.deque)):
@@ -305,10 +329,14 @@ class Containers(Inputs):
                 raise ProgramError(TypeError("iteration over a 0-d tensor"))
             return ItemIterator(list(self.record("call_method", "unbind", (value, 0), {})))
         cls = type(value)
+        if hasattr(cls, "__next__"):
+            self.touch()                                   # who asks for an iterator's iterator advances it
         if cls in (ItemIterator, ProgramIterator) or hasattr(cls, "symbolic_type"):
             return value
         if is_python(cls, "__iter__"):
-            found = self.interpreter_call(self.getattr(value, "__iter__"), (), {})
+            found = self.interpreter_call(self.special_method(value, "__iter__"), (), {})
+            if not hasattr(type(found), "__next__"):
+                raise ProgramError(TypeError(f"iter() returned non-iterator of type '{self.type_of(found).__name__}'"))
             return ProgramIterator(self, found) if is_python(type(found), "__next__") else found
         if not hasattr(cls, "__iter__") and is_python(cls, "__getitem__"):
             return self._by_index(value)

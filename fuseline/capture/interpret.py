@@ -25,7 +25,9 @@ from fuseline.capture.instructions import Code, prepare
 from fuseline.capture.liveness import live_locals
 from fuseline.capture.process_state import ProcessState
 from fuseline.capture.provenance import CONSTANTS
+from fuseline.capture.shared_memory import RestartShared, Span
 from fuseline.capture.special import SPECIAL
+from fuseline.capture.transforms import is_transform
 from fuseline.capture.world import World
 from fuseline.ir.region import Attr, Broke, Cell, CellOf, FrameState, FromSource, GraphBreak, Local, Pinned, Raised, Region, Returned
 from fuseline.options import Options
@@ -48,13 +50,18 @@ def interpret(start: FrameStart, options: Options, dynamic: frozenset) -> Region
                                        "a generator or coroutine function is not compiled itself",
                                        "compile the functions that it calls"))
     stops: dict[int, GraphBreak] = {}
+    spans: tuple[Span, ...] = ()
     recursion = sys.getrecursionlimit()
     sys.setrecursionlimit(max(recursion, 20_000))
     try:
         for _ in range(MAX_RESTARTS):
             state = ProcessState.now()
             try:
-                return Interpreter(start, options, dynamic, stops, state).run_region()
+                attempt = Interpreter(start, options, dynamic, stops, state)
+                attempt.world.spans = spans
+                return attempt.run_region()
+            except RestartShared as again:
+                spans = (*spans, *again.spans)
             except RestartCapture as again:
                 if stops and again.step >= min(stops):
                     raise CannotCapture(again.reason) from None
@@ -73,6 +80,7 @@ class Interpreter:
     raised    id of an exception -> the step at which the region can end before it was raised, and where that was
     dropped   generators that the program let go of inside a try or with: they are closed before the next instruction
     steps     instructions begun so far            limit     the number of the next instruction that needs attention
+    touched   the last instruction that changed something before its end: no break can be there, only before it
     """
 
     def __init__(self, start: FrameStart, options: Options, dynamic: frozenset, stops: dict[int, GraphBreak],
@@ -83,11 +91,12 @@ class Interpreter:
         self.raised: dict[int, tuple[int, str, BaseException]] = {}      # holds the exception, so that its id stays its own
         self.dropped: list[Generator] = []
         self.over = False
-        self.steps = 0
+        self.steps = self.touched = 0
         self.limit = min([*stops, MAX_STEPS])
         self.world = make_world(options, dynamic, self.where)
         self.world.interpreter_call = self.call
         self.world.break_position = self.break_position
+        self.world.touch = self.touch
 
     # -- the region -------------------------------------------------------------------------------------------
     def run_region(self) -> Region:
@@ -119,7 +128,7 @@ class Interpreter:
         graph, inputs, guards, effects = world.finish(())
         effects = (*effects, *self.state.effects())
         return Region(start.code, graph, tuple(inputs), tuple(guards), tuple(effects), end, start.name or start.code.co_qualname,
-                      getattr(world, "shape_env", None), {"steps": self.steps})
+                      getattr(world, "shape_env", None), {"steps": self.steps}, self.state.restore)
 
     def recipe(self, value: Any) -> Any:
         """The recipe of a value that survives the region, where failing means that the frame runs eagerly."""
@@ -241,7 +250,7 @@ class Interpreter:
                     return self.known_result(function, args, kwargs)
                 if function.__module__ == "fuseline.api" and function.__name__ in ("is_compiling", "is_enabled"):
                     return True
-                return self.inline(function, args, kwargs, direct)
+                return self.inline(function, args, kwargs, direct and not is_transform(function))
             if kind is types.MethodType:
                 receiver = function.__self__
                 if type(receiver) is Generator:
@@ -344,10 +353,16 @@ class Interpreter:
         chain, step = self.suspendable()
         return chain[-1].step if step is None else step
 
+    def touch(self) -> None:
+        """The current instruction changes something (advances an iterator, writes): it cannot be executed a second time."""
+        self.touched = self.steps
+
     def end_at(self, stop: Break) -> None:
         """End the region at the current instruction, or begin anew to end it before the call that led here."""
         reason = self.complete(stop.reason)
         chain, step = self.suspendable()
+        if step is None and self.touched >= chain[-1].step:
+            step = chain[-1].step
         if step is not None:
             raise RestartCapture(step, reason)
         try:

@@ -17,9 +17,9 @@ import torch
 from fuseline import torch_internals
 from fuseline.capture.autograd_function import apply_without_gradient
 from fuseline.capture.containers import plain_number
-from fuseline.capture.errors import ProgramError, break_here
+from fuseline.capture.errors import Break, ProgramError, break_here
+from fuseline.capture.protocols import TAKES_INDEX, Protocols, defines
 from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
-from fuseline.capture.torch_calls import TorchCalls
 from fuseline.ir.region import Attr
 
 _PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_heapq", "_abc", "_typing"})
@@ -43,6 +43,7 @@ _READ_ONLY = frozenset({"get", "keys", "values", "items", "copy", "index", "coun
                         "issuperset", "isdisjoint", "symmetric_difference", "__len__", "__contains__", "__iter__", "__getitem__",
                         "__eq__", "__ne__", "__reversed__", "__or__", "__and__", "__sub__", "__class_getitem__", "__hash__", "__repr__",
                         "__add__", "__mul__", "__lt__", "__le__", "__gt__", "__ge__"})
+_LOOKS_UP = frozenset({"get", "pop", "setdefault", "add", "discard", "remove", "__contains__"})
 _BINARY = {getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor",
                                           "lshift",
                                           "rshift")}
@@ -67,10 +68,17 @@ class Callback:
         self.world, self.target = world, target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.world.interpreter_call(self.target, args, kwargs)
+        try:
+            return self.world.interpreter_call(self.target, args, kwargs)
+        except Break:
+            self.world.touch()                             # native code is in the middle of something
+            raise
 
 
-class Natives(TorchCalls):
+class Natives(Protocols):
+    def shows_itself(self, value: Any) -> bool:
+        return _shows_itself(self.contents(value))
+
     def callback(self, value: Any) -> Any:
         """A callable for native code that runs the program's function in the interpreter."""
         if isinstance(value, Callback) or value is None or not callable(value):
@@ -185,6 +193,10 @@ class Natives(TorchCalls):
         if isinstance(owner, CONSTANTS) or self.source(owner) is None:
             if isinstance(owner, (str, bytes)) and any(_deep_tensor(self.contents(a)) for a in (*args, *kwargs.values())):
                 raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+            if isinstance(owner, str) and name in ("format", "format_map") and any(
+                    _shows_itself(self.contents(a)) for a in (*args, *kwargs.values())):
+                raise break_here("text-of-objects", "the text of objects with their own __repr__ or __str__ is not captured",
+                                 "format them outside the compiled function")
             if isinstance(owner, torch.Generator):
                 raise break_here("generator-state", "a torch.Generator is used", "draw from the default generator")
             args = tuple(self._iterable(a) if name in ("join", "writelines") else self.contents(a) for a in args)
@@ -197,6 +209,8 @@ class Natives(TorchCalls):
     def _container_method(self, owner: Any, name: str, args: tuple, kwargs: dict) -> Any:
         if isinstance(owner, (dict, set, frozenset)):
             args = tuple(map(plain_number, args[:1])) + args[1:]
+            if args and name in _LOOKS_UP:
+                self.probe(self.contents(owner) if defines(args[0], ("__hash__",)) else (), args[0])
         if isinstance(owner, dict) and args and type(args[0]) in CONSTANTS and id(owner) not in self.shadows \
                 and self.source(owner) is not None and name in ("get", "__contains__"):
             found = self.contains_key(owner, args[0])
@@ -209,15 +223,31 @@ class Natives(TorchCalls):
         if name in ("extend", "update", "extendleft", "union", "intersection", "difference", "__iadd__", "difference_update",
                     "intersection_update", "__ior__", "fromkeys"):
             args = tuple(self._iterable(a) if not isinstance(self.contents(a), dict) else self.contents(a) for a in args)
-        elif name == "sort":
-            kwargs = {k: self.callback(v) if k == "key" else v for k, v in kwargs.items()}
-        if isinstance(owner, (list, tuple, collections.deque)) and name in ("index", "count", "remove") \
-                and self._python_equality(owner, args):
-            raise break_here("python-equality", f"{name} on a list of objects with their own __eq__ is not captured", "use a loop")
+        elif name == "sort" and isinstance(target, list) and not args:
+            found = self.ordered(sorted, list(target), **{"key": None, **kwargs})
+            if found is not None:
+                target[:] = found
+                return None
+        if isinstance(owner, (list, tuple, collections.deque)) and name in ("index", "count", "remove") and len(args) > 0 \
+                and any(defines(v, ("__eq__",)) for v in (*target, args[0])):
+            return self._find_equal(target, name, *args)
         return self.native(getattr(target, name), *args, **kwargs)
 
-    def _python_equality(self, owner: Any, args: tuple) -> bool:
-        return any(is_python(type(v), "__eq__") for v in (*self.contents(owner), *args[:1]))
+    def _find_equal(self, items: Any, name: str, wanted: Any, *limits: Any) -> Any:
+        """index, count and remove of a list, tuple or deque whose items are compared by `__eq__` in Python."""
+        if name == "count":
+            return builtins.sum(1 for item in list(items) if item is wanted or self.truth(self.compare(operator.eq, item, wanted)))
+        at = self.find(list(items), wanted, *limits)
+        if at < 0:
+            text = {"list": {"index": "{} is not in list"}, "tuple": {"index": "tuple.index(x): x not in tuple"},
+                    "deque": {"index": "{} is not in deque", "remove": "deque.remove(x): x not in deque"}}
+            kind = next(k.__name__ for k in type(items).__mro__ if k in (list, tuple, collections.deque))
+            message = text[kind].get(name, "list.remove(x): x not in list")
+            raise ProgramError(ValueError(message.format(self.interpreter_call(repr, (wanted,), {})) if "{" in message else message))
+        if name == "remove":
+            del items[at]
+            return None
+        return at
 
     def _instance_dict_method(self, entries: dict, name: str, args: tuple, kwargs: dict) -> Any:
         if name == "update":
@@ -273,6 +303,8 @@ class Natives(TorchCalls):
                              "call it outside the compiled function")
         if isinstance(function, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
             return self._getter(function, args)
+        if not callable(function):
+            return self.native(function)
         raise break_here("unknown-c-function", f"{module}.{name or type(function).__name__} is written in C and is not known to be pure",
                          "call it outside the compiled function")
 
@@ -295,6 +327,19 @@ class Natives(TorchCalls):
         found = self._of_numbers(function, args, kwargs)
         if found is not MISSING:
             return found
+        if function is hash and len(args) == 1:
+            return self.hash(args[0])
+        known, found = self.converted(function, args) if not kwargs else (False, None)
+        if known:
+            return found
+        if function in TAKES_INDEX:
+            args = tuple(map(self.index_of, args))
+        if function in (sorted, min, max) and args and not (kwargs.keys() - {"key", "reverse"}):
+            items = list(self.iterate(args[0])) if len(args) == 1 else list(args)
+            found = self.ordered(function, items, **{"key": None, **kwargs}) if items else None
+            if found is not None:
+                return found
+            args = (items,)
         if function not in _STRUCTURE and getattr(function, "__module__", "") != "itertools":
             args = tuple(self.fixed(self.contents(a)) if _numbers_inside(self.contents(a)) else a for a in args)
             kwargs = {k: self.fixed(v) for k, v in kwargs.items()}
@@ -382,8 +427,8 @@ class Natives(TorchCalls):
                 raise break_here("item", f"{cls.__name__}() reads the value of a tensor", "keep the value in a tensor")
             if cls is range and any(isinstance(a, torch.Tensor) for a in args):
                 raise break_here("item", "range() reads the value of a tensor", "keep the value in a tensor")
-            if cls in (int, float, str) and args and is_python(type(args[0]), f"__{cls.__name__}__"):
-                return self.interpreter_call(self.getattr(args[0], f"__{cls.__name__}__"), (), {})
+            if cls is str and len(args) == 1 and is_python(type(args[0]), "__str__"):
+                return _text(self, args[0], "__str__")
             if cls is dict and args and not isinstance(args[0], dict) and hasattr(args[0], "keys"):
                 keys = list(self.iterate(self.interpreter_call(self.getattr(args[0], "keys"), (), {})))
                 return {**{k: self.getitem(args[0], k) for k in keys}, **kwargs}
@@ -425,6 +470,8 @@ def _deep_tensor(value: Any, depth: int = 0) -> bool:
 def _shows_itself(value: Any, depth: int = 0) -> bool:
     """Whether native code that makes a value's text would run methods of the program."""
     kind = type(value)
+    if isinstance(value, enum.Enum):
+        return any(is_python(kind, m) and lookup(kind, m)[1].__module__ != "enum" for m in ("__repr__", "__str__", "__format__"))
     if is_python(kind, "__repr__") or is_python(kind, "__str__") or is_python(kind, "__format__"):
         return True
     if depth > 4 or isinstance(value, type):
@@ -505,7 +552,7 @@ def _next(world: Natives, iterator: Any, *default: Any) -> Any:
     if is_python(type(iterator), "__next__") and not hasattr(type(iterator), "symbolic_type") and type(iterator).__module__ != (
             "fuseline.capture.containers"):
         try:
-            return world.interpreter_call(world.getattr(iterator, "__next__"), (), {})
+            return world.interpreter_call(world.special_method(iterator, "__next__"), (), {})
         except ProgramError as error:
             if default and isinstance(error.value, StopIteration):
                 return default[0]
@@ -526,7 +573,7 @@ def _len(world: Natives, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape[0] if value.dim() else world.native(len, value)
     if is_python(type(value), "__len__"):
-        return world.interpreter_call(world.getattr(value, "__len__"), (), {})
+        return world.length(world.interpreter_call(world.special_method(value, "__len__"), (), {}))
     source = world.source(value)
     if source is not None and id(value) not in world.shadows and isinstance(value, (list, tuple, collections.deque, dict, set)):
         if isinstance(value, (dict, set)):
@@ -564,7 +611,7 @@ def _round(world: Natives, value: Any, *digits: Any) -> Any:
 def _divmod(world: Natives, a: Any, b: Any) -> Any:
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return world.binary(operator.floordiv, a, b), world.binary(operator.mod, a, b)
-    return MISSING
+    return world.binary(divmod, a, b) if is_python(type(a), "__divmod__") or is_python(type(b), "__rdivmod__") else MISSING
 
 
 @special(id)
@@ -629,16 +676,27 @@ if hasattr(operator, "call"):
 def _str(world: Natives, *args: Any) -> Any:
     if len(args) == 1 and not isinstance(args[0], torch.Tensor):
         if is_python(type(args[0]), "__str__"):
-            return world.interpreter_call(world.getattr(args[0], "__str__"), (), {})
+            return _text(world, args[0], "__str__")
         if lookup(type(args[0]), "__str__")[1] is object.__str__:
+            if is_python(type(args[0]), "__repr__"):
+                return _text(world, args[0], "__repr__", asked="__str__")
             return _repr(world, args[0])
     return MISSING
+
+
+def _text(world: Natives, value: Any, method: str, *args: Any, asked: str = "") -> Any:
+    """What a special method makes of a value; `asked`: the method that the program asked for, where that is another one."""
+    found = world.interpreter_call(world.special_method(value, method), args, {})
+    if not isinstance(found, str):
+        raise ProgramError(TypeError(f"{asked or method} returned non-string (type {type(found).__name__})" if method != "__format__" else
+                                     f"__format__ must return a str, not {type(found).__name__}"))
+    return found
 
 
 @special(repr)
 def _repr(world: Natives, value: Any) -> Any:
     if is_python(type(value), "__repr__") and not isinstance(value, torch.Tensor):
-        return world.interpreter_call(world.getattr(value, "__repr__"), (), {})
+        return _text(world, value, "__repr__")
     return world.native(repr, value) if type(value) is type or isinstance(value, BaseException) else MISSING
 
 
@@ -647,7 +705,7 @@ def _format(world: Natives, value: Any, *spec: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return MISSING
     if is_python(type(value), "__format__"):
-        return world.interpreter_call(world.getattr(value, "__format__"), spec or ("",), {})
+        return _text(world, value, "__format__", *(spec or ("",)))
     plain = lookup(type(value), "__format__")[1] is object.__format__
     return world.interpreter_call(str, (value,), {}) if plain and (not spec or spec[0] == "") else MISSING
 

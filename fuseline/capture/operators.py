@@ -10,8 +10,8 @@ import torch
 
 from fuseline.capture.attributes import Attributes
 from fuseline.capture.containers import holds_tensor, plain_number
-from fuseline.capture.errors import break_here
-from fuseline.capture.provenance import MISSING, is_python
+from fuseline.capture.errors import ProgramError, break_here
+from fuseline.capture.provenance import MISSING, is_python, lookup
 
 _EXACT = frozenset({int, float, bool, str, complex})
 _NUMBERS = frozenset({int, float, bool, complex, torch.SymInt, torch.SymFloat})
@@ -20,6 +20,10 @@ _FALLBACK = {"iadd": operator.add, "iand": operator.and_, "ifloordiv": operator.
              "imatmul": operator.matmul, "imul": operator.mul, "imod": operator.mod, "ior": operator.or_, "ipow": operator.pow,
              "irshift": operator.rshift, "isub": operator.sub, "itruediv": operator.truediv, "ixor": operator.xor,
              "iconcat": operator.concat}
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "** or pow()", "matmul": "@",
+            "lshift": "<<", "rshift": ">>", "and_": "&", "or_": "|", "xor": "^", "divmod": "divmod()",
+            "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_BITWISE = frozenset({operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift})
 _MIRROR = {"lt": "__gt__", "gt": "__lt__", "le": "__ge__", "ge": "__le__", "eq": "__eq__", "ne": "__ne__"}
 
 
@@ -41,10 +45,19 @@ class Operators(Attributes):
             b = plain_number(self.contents(b))
             if holds_tensor(b):
                 raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
+            if self.shows_itself(b):
+                raise break_here("text-of-objects", "the text of objects with their own __repr__ or __str__ is not captured",
+                                 "format them outside the compiled function")
         if op is operator.mul and (isinstance(a, _SEQUENCES) or isinstance(b, _SEQUENCES)):
             a, b = (v if isinstance(v, _SEQUENCES) else plain_number(v) for v in (a, b))
+        if op in _BITWISE and torch.SymInt in (type(a), type(b)):
+            a, b = self.native(plain_number, a), self.native(plain_number, b)    # no graph computes the bits of a size
         name = op.__name__.strip("_")
-        return self._dispatch(op, a, b, f"__{name}__", f"__r{name}__")
+        method, reflected = f"__{name}__", f"__r{name}__"
+        left, right = type(a), type(b)
+        mirrored = left is not right and is_python(right, reflected)
+        first = mirrored and issubclass(right, left) and lookup(left, reflected)[1] is not lookup(right, reflected)[1]
+        return self._dispatch(op, a, b, method, reflected if mirrored else None, first)
 
     def compare(self, op: Callable, a: Any, b: Any) -> Any:
         if type(a) in _EXACT and type(b) in _EXACT:
@@ -53,31 +66,48 @@ class Operators(Attributes):
             found = self.derive(op, a, b)
             return self.native(op, self.native(plain_number, a), self.native(plain_number, b)) if found is MISSING else found
         name = op.__name__
-        if name == "ne" and not is_python(type(a), "__ne__") and is_python(type(a), "__eq__") and not isinstance(b, torch.Tensor):
-            found = self.interpreter_call(self.getattr(a, "__eq__"), (b,), {})
-            if found is not NotImplemented:
-                return not self.truth(found)
-        if name in ("eq", "ne") and isinstance(a, (list, tuple)) and isinstance(b, type(a)) and not is_python(type(a), "__eq__"):
-            return self._equal_sequences(a, b) is (name == "eq")
-        return self._dispatch(op, a, b, f"__{name}__", _MIRROR[name])
+        kind = list if isinstance(a, list) and isinstance(b, list) else tuple if isinstance(a, tuple) and isinstance(b, tuple) else None
+        if kind is not None and not any(is_python(type(v), m) for v in (a, b) for m in (f"__{name}__", _MIRROR[name])):
+            return self._compare_sequences(op, a, b)
+        if name in ("eq", "ne") and isinstance(a, dict) and isinstance(b, dict) and not is_python(type(a), "__eq__") \
+                and not isinstance(a, collections.OrderedDict):
+            return self._equal_dicts(self.contents(a), self.contents(b)) is (name == "eq")
+        reflected, left, right = _MIRROR[name], type(a), type(b)
+        first = left is not right and issubclass(right, left) and (
+            is_python(right, reflected) or name == "ne" and is_python(right, "__eq__"))
+        return self._dispatch(op, a, b, f"__{name}__", reflected, first)
 
-    def _equal_sequences(self, a: Any, b: Any) -> bool:
+    def _compare_sequences(self, op: Callable, a: Any, b: Any) -> Any:
+        """Lists and tuples: the first items that differ decide, else the lengths."""
         left, right = self.contents(a), self.contents(b)
-        return len(left) == len(right) and all(x is y or self.truth(self.compare(operator.eq, x, y)) for x, y in zip(left, right))
+        if op in (operator.eq, operator.ne) and len(left) != len(right):
+            return op is operator.ne
+        for x, y in zip(left, right):
+            if x is not y and not self.truth(self.compare(operator.eq, x, y)):
+                return op is operator.ne if op in (operator.eq, operator.ne) else self.compare(op, x, y)
+        return op(len(left), len(right))
 
-    def _dispatch(self, op: Callable, a: Any, b: Any, method: str, reflected: str) -> Any:
+    def _equal_dicts(self, left: dict, right: dict) -> bool:
+        return len(left) == len(right) and all(key in right and (
+            value is right[key] or self.truth(self.compare(operator.eq, value, right[key]))) for key, value in left.items())
+
+    def _dispatch(self, op: Callable, a: Any, b: Any, method: str, reflected: str | None, reflected_first: bool) -> Any:
+        """reflected: the method of b's class to ask too; None: b is not asked."""
         left, right = type(a), type(b)
         tensor_left = isinstance(a, torch.Tensor)
-        order = [(a, b, method), (b, a, reflected)]
-        if left is not right and issubclass(right, left) and is_python(right, reflected):
+        order = [(a, b, method)] if reflected is None else [(a, b, method), (b, a, reflected)]
+        if reflected_first:
             order.reverse()
         for target, other, name in order:
-            if not isinstance(target, torch.Tensor) and is_python(type(target), name):
-                if target is b and tensor_left and hasattr(b, "__torch_function__"):
-                    continue
-                found = self.interpreter_call(self.getattr(target, name), (other,), {})
+            if isinstance(target, torch.Tensor) or target is b and tensor_left and hasattr(b, "__torch_function__"):
+                continue
+            negated = name == "__ne__" and not is_python(type(target), name)       # object.__ne__ asks __eq__
+            if negated:
+                name = "__eq__"
+            if is_python(type(target), name):
+                found = self.interpreter_call(self.special_method(target, name), (other,), {})
                 if found is not NotImplemented:
-                    return found
+                    return not self.truth(found) if negated else found
         if tensor_left or isinstance(b, torch.Tensor):
             other = b if tensor_left else a
             if not isinstance(other, (torch.Tensor, int, float, complex, bool, torch.SymInt, torch.SymFloat)) and op not in (
@@ -85,13 +115,13 @@ class Operators(Attributes):
                 return self.native(op, a, b) if not isinstance(other, (list, tuple)) else self.record(
                     "call_function", op, (a, b), {})
             return self.record("call_function", op, (a, b), {})
-        if is_python(left, method) or is_python(right, reflected):
+        if is_python(left, method) or reflected is not None and is_python(right, reflected):
             if op in (operator.eq, operator.ne):
                 return (a is b) is (op is operator.eq)
-            symbol = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "** or pow()",
-                      "matmul": "@", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.get(op.__name__, op.__name__)
-            text = f"unsupported operand type(s) for {symbol}" if method in ("__add__",) else f"unsupported operand type(s) for {symbol}"
-            return self.native(_raise, TypeError(f"{text}: '{left.__name__}' and '{right.__name__}'"))
+            symbol = _SYMBOLS.get(op.__name__, op.__name__)
+            names = f"'{left.__name__}' and '{right.__name__}'"
+            raise ProgramError(TypeError(f"'{symbol}' not supported between instances of {names}" if op.__name__ in _MIRROR else
+                                         f"unsupported operand type(s) for {symbol}: {names}"))
         self._known(a, op)
         self._known(b, op)
         return self.native(op, self.fixed(self.contents(a)), self.fixed(self.contents(b)))
@@ -104,13 +134,24 @@ class Operators(Attributes):
             raise break_here("unknown-c-function", f"operators of {type(value).__name__} are not captured", "convert the value outside")
 
     def inplace(self, op: Callable, a: Any, b: Any) -> Any:
+        """`a op= b`: the new value of a."""
+        try:
+            return self._inplace(op, a, b)
+        except ProgramError as error:
+            symbol, text = _SYMBOLS.get(_FALLBACK[op.__name__].__name__, ""), str(error.value)
+            start = f"unsupported operand type(s) for {symbol}: "
+            if type(error.value) is TypeError and text.startswith(start):
+                raise ProgramError(TypeError(f"unsupported operand type(s) for {symbol.split()[0]}=: {text[len(start):]}")) from None
+            raise
+
+    def _inplace(self, op: Callable, a: Any, b: Any) -> Any:
         if type(a) in _EXACT:
             return self.binary(_FALLBACK[op.__name__], a, b)
         if isinstance(a, torch.Tensor):
             return self.record("call_function", op, (a, b), {})
         name = f"__{op.__name__}__"
         if is_python(type(a), name):
-            found = self.interpreter_call(self.getattr(a, name), (b,), {})
+            found = self.interpreter_call(self.special_method(a, name), (b,), {})
             return found if found is not NotImplemented else self.binary(_FALLBACK[op.__name__], a, b)
         if isinstance(a, (list, dict, set, collections.deque)) and hasattr(type(a), name):
             if isinstance(a, (list, collections.deque)) and op is operator.iadd:
@@ -125,7 +166,7 @@ class Operators(Attributes):
             return self.record("call_function", op, (a,), {})
         name = f"__{op.__name__.strip('_')}__"
         if is_python(type(a), name):
-            return self.interpreter_call(self.getattr(a, name), (), {})
+            return self.interpreter_call(self.special_method(a, name), (), {})
         if isinstance(a, torch.SymFloat) or isinstance(a, torch.SymInt) and op is operator.abs:
             found = self.derive(op, a)
             if found is not MISSING:
@@ -143,7 +184,12 @@ class Operators(Attributes):
                              "use torch.where, or keep the branch outside the compiled function")
         for name in ("__bool__", "__len__"):
             if is_python(type(value), name):
-                return self.native(bool, self.interpreter_call(self.getattr(value, name), (), {}))
+                found = self.interpreter_call(self.special_method(value, name), (), {})
+                if name == "__len__":
+                    return self.native(bool, self.length(found))
+                if type(found) is not bool:
+                    raise ProgramError(TypeError(f"__bool__ should return bool, returned {type(found).__name__}"))
+                return found
             if name in type(value).__dict__:
                 break
         source = self.source(value)
@@ -152,6 +198,14 @@ class Operators(Attributes):
             return bool(value)
         return self.native(bool, self.contents(value))
 
+    def length(self, found: Any) -> Any:
+        """What `len` makes of the result of a `__len__`."""
+        return found if isinstance(found, torch.SymInt) else self.native(len, _Sized(found))
 
-def _raise(error: Exception) -> None:
-    raise error
+
+class _Sized:
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length

@@ -5,6 +5,7 @@ import collections
 import copy
 import enum
 import functools
+import gc
 import types
 from typing import Any
 
@@ -18,10 +19,26 @@ from fuseline.capture.provenance import CONSTANTS
 from fuseline.errors import InternalError
 from fuseline.ir.region import Attr, Cell, CellObject, CellOf, Const, FromGraph, FromSource, Item, New, Pinned, Recipe
 
-_COPIED_ITERATORS = frozenset({"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "dict_valueiterator",
-                               "dict_itemiterator", "list_reverseiterator", "str_ascii_iterator", "str_iterator", "set_iterator",
-                               "dict_reversekeyiterator", "bytes_iterator", "_deque_iterator", "longrange_iterator", "reversed"})
+# Iterators of Python's own containers: `__reduce__` tells what they go over and how far they are.
+_ITERATORS = frozenset({"list_iterator", "tuple_iterator", "range_iterator", "list_reverseiterator", "str_ascii_iterator", "str_iterator",
+                        "set_iterator", "bytes_iterator", "_deque_iterator", "_deque_reverse_iterator", "longrange_iterator", "reversed",
+                        "odict_iterator", "callable_iterator"})
+_DICT_ITERATORS: dict[str, tuple] = {"dict_keyiterator": (iter,), "dict_valueiterator": (iter, dict.values),
+                                     "dict_itemiterator": (iter, dict.items), "dict_reversekeyiterator": (reversed,),
+                                     "dict_reversevalueiterator": (reversed, dict.values),
+                                     "dict_reverseitemiterator": (reversed, dict.items)}
 _VIEWS = frozenset({"dict_keys", "dict_values", "dict_items", "odict_keys", "odict_values", "odict_items"})
+
+
+def _placed(iterator: Any, state: Any) -> Any:
+    iterator.__setstate__(state)
+    return iterator
+
+
+def _advanced(iterator: Any, steps: int) -> Any:
+    for _ in range(steps):
+        next(iterator)
+    return iterator
 
 
 class Recipes(Natives):
@@ -63,6 +80,9 @@ class Recipes(Natives):
             return FromSource(source)
         kind = type(value)
         if isinstance(value, torch.Tensor):
+            if torch_internals.is_transformed(value):
+                raise break_here("torch-func", "a tensor that only exists inside a torch.func transform is in use where the region ends",
+                                 "return it from the transformed function")
             return self._output(self.operand(value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             own = self.symbols.get(torch_internals.own_symbol(value))
@@ -169,17 +189,35 @@ class Recipes(Natives):
         if kind is ProgramIterator:
             return self.recipe(value.target)
         name = kind.__name__
-        if name in _COPIED_ITERATORS:
-            return New("iterator", [New("list", [self.recipe(v) for v in copy.copy(value)])])
+        if name in _DICT_ITERATORS:
+            return self._dict_iterator(value, *_DICT_ITERATORS[name])
         if name in _VIEWS and hasattr(value, "mapping"):
             made = self._dict(dict(value.mapping))
             return New("call", [New("call", [Const(getattr), made, Const(name.partition("_")[2])])])
-        if kind in (zip, map, filter, enumerate) or kind.__module__ == "itertools":
+        if kind in (zip, map, filter, enumerate) or kind.__module__ == "itertools" or name in _ITERATORS:
             made_by, parts, *state = value.__reduce__()
-            if state and state[0] is not None:
-                raise self._refuse(value)
-            return New("call", [Const(made_by), *map(self.recipe, parts)])
+            made = New("call", [Const(made_by), *map(self._recipe_of_shadowed, parts)])
+            return made if not state or state[0] is None else New("call", [Const(_placed), made, self.recipe(state[0])])
         return None
+
+    def _recipe_of_shadowed(self, value: Any) -> Recipe:
+        """The recipe of a container, where a shadow stands for the one from outside."""
+        if isinstance(value, (list, dict, collections.deque)):
+            value = next((outside for outside, shadow in self.shadows.values() if shadow is value), value)
+        return self.recipe(value)
+
+    def _dict_iterator(self, value: Any, make: Any, view: Any = None) -> Recipe:
+        entries = next((found for found in gc.get_referents(value) if isinstance(found, dict)), None)
+        try:
+            rest = list(copy.copy(value))
+        except RuntimeError:                               # the dict changed its size: the next step must raise
+            raise self._refuse(value) from None
+        outside = next((v for v, shadow in self.shadows.values() if shadow is entries), None)
+        if entries is None or id(outside) in self.replaced:
+            return New("iterator", [New("list", [self.recipe(v) for v in rest])])
+        over = self._recipe_of_shadowed(entries)
+        begun = New("call", [Const(make), over if view is None else New("call", [Const(view), over])])
+        return New("call", [Const(_advanced), begun, Const(len(entries) - len(rest))])
 
     def _instance(self, value: Any) -> New:
         cls = type(value)

@@ -56,7 +56,8 @@ class TorchCalls(Operators):
 
     def torch_method(self, name: str, args: tuple, kwargs: dict) -> Any:
         """A method of a tensor; args[0] is the tensor."""
-        self._check(name)
+        if name != "requires_grad_" or self.source(args[0]) is not None:
+            self._check(name)
         if name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "is_contiguous", "is_floating_point", "is_complex",
                     "element_size", "get_device", "type", "is_signed", "__len__", "__hash__") and not (name == "type" and len(args) > 1):
             return self.native(getattr(args[0], name), *args[1:], **kwargs)
@@ -70,6 +71,10 @@ class TorchCalls(Operators):
         if isinstance(function, types.FunctionType) and args and isinstance(args[0], torch.Tensor) \
                 and lookup(torch.Tensor, name)[1] is function:
             return self.torch_method(name, args, kwargs)
+        if function in torch_internals.TRANSFORM_STEPS:
+            level = self.native(function, *args, **kwargs)
+            self._node("call_function", function, args, kwargs, level)
+            return level
         self._check(name)
         if name in _SETTERS:
             self.native(function, *args, **kwargs)
@@ -144,6 +149,7 @@ class TorchCalls(Operators):
         node = self.graph.create_node(kind, target, self.operand(args), self.operand(kwargs))
         node.meta["example_value"], node.meta["origin"] = result, self.where()
         self.calls += 1
+        self.touch()
         return node
 
     def _bind(self, result: Any, node: Any) -> None:
