@@ -84,6 +84,46 @@ def functorch_depth() -> int:
     return forward_mode if interpreter is None else interpreter.level() + forward_mode
 
 
+def transform_depth() -> int:
+    """How many torch.func transforms are active around the current code."""
+    return torch._C._functorch.get_dynamic_layer_stack_depth() if torch._C._functorch.peek_interpreter_stack() is not None else 0
+
+
+def leave_transforms(depth: int) -> None:
+    """Leave the torch.func transforms that code entered and did not leave, until `depth` are active."""
+    if transform_depth() > depth:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        torch._C._functorch.set_inplace_requires_grad_allowed(False)
+        with contextlib.suppress(RuntimeError):                  # the only level of forward-mode differentiation, if it is on
+            torch._C._exit_dual_level(level=0)
+
+
+# C functions that enter and leave transforms, or change what they allow: their order in a graph matters.
+TRANSFORM_STEPS = frozenset(getattr(torch._C._functorch, name) for name in (
+    "_grad_increment_nesting", "_grad_decrement_nesting", "_vmap_increment_nesting", "_vmap_decrement_nesting",
+    "_jvp_increment_nesting", "_jvp_decrement_nesting", "set_inplace_requires_grad_allowed")) | {
+    torch._C._enter_dual_level, torch._C._exit_dual_level, torch._C._set_fwd_grad_enabled}
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """True for a tensor as the function under a torch.func transform sees it, also after the transform's end."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._C._functorch.is_dead_tensor_wrapper(tensor)
+
+
+def transform_wrappers() -> tuple[dict[Callable, Callable], Callable]:
+    """(Python function of torch around a C function of transforms -> that C function, what must have run before the first vmap)."""
+    from torch._functorch import predispatch
+    found = {getattr(predispatch, name.removesuffix("_impl")): function
+             for name, function in vars(predispatch).items() if name.endswith("_impl")}
+    return found, predispatch.lazy_load_decompositions
+
+
+def transform_gradient() -> Callable:
+    """The function by which torch.func's transforms call autograd: zeros for what an output does not depend on."""
+    from torch._functorch import eager_transforms
+    return eager_transforms._autograd_grad
+
+
 def dispatch_keys(tensor: torch.Tensor) -> int:
     """The dispatch key set of a tensor as an opaque number: conj, neg, inference and wrapper bits are in it."""
     return torch._C._dispatch_keys(tensor).raw_repr()

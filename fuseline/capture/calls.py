@@ -34,7 +34,6 @@ NOT_INLINED = {
 
 # The same for modules of torch, by prefix.
 TORCH_NOT_INLINED = {
-    "torch._functorch": ("torch-func", "apply torch.func transforms outside the compiled function"),
     "torch.func": ("torch-func", "apply torch.func transforms outside the compiled function"),
     "torch.autograd.forward_ad": ("forward-mode", "use forward-mode differentiation outside the compiled function"),
     "torch.autograd.function": ("autograd-function", "none: it runs in PyTorch"),
@@ -57,6 +56,8 @@ TORCH_NOT_INLINED = {
     "torch._subclasses": ("symbolic-tracing", "trace outside the compiled function"),
 }
 _TORCH_INLINED = frozenset({"is_scripting", "is_tracing", "is_initialized", "is_available", "_is_tracing", "unused", "ignore"})
+# The mark of `torch.jit.script_if_tracing`, whose wrapper is the Python function except under `torch.jit.trace`.
+_SCRIPT_IF_TRACING = "__script_if_tracing_wrapper"
 # What `inspect` has that depends on its arguments alone.
 _INSPECT_INLINED = frozenset({"isfunction", "ismethod", "isclass", "ismodule", "isbuiltin", "isroutine", "isgenerator", "iscode",
                               "getmro", "cleandoc"})
@@ -74,7 +75,8 @@ def check_inlined(function: FunctionType) -> None:
     if known is None and module.startswith("torch."):
         if module.startswith("torch.autograd") and function.__name__ in ("grad", "backward"):
             known = ("autograd", "differentiate outside the compiled function")
-        elif function.__name__ not in _TORCH_INLINED:
+        elif function.__name__ not in _TORCH_INLINED and _SCRIPT_IF_TRACING not in function.__dict__ and not (
+                module == "torch.autograd.forward_ad" and torch_internals.transform_depth()):
             parts = module.split(".")
             known = next((TORCH_NOT_INLINED[p] for p in (".".join(parts[:n]) for n in (2, 3)) if p in TORCH_NOT_INLINED), None)
     if known is not None:

@@ -18,6 +18,7 @@ class ProcessState:
     """The state at one moment: pairs of a setter (with its leading arguments) and the value it would be given."""
 
     settings: tuple[tuple[Callable, tuple, Any], ...]
+    transforms: int = 0                                    # active transforms of torch.func
 
     @classmethod
     def now(cls) -> ProcessState:
@@ -29,10 +30,11 @@ class ProcessState:
         for device in _DEVICES:
             found.append((torch.set_autocast_enabled, (device,), torch.is_autocast_enabled(device)))
             found.append((torch.set_autocast_dtype, (device,), torch.get_autocast_dtype(device)))
-        return cls(tuple(found))
+        return cls(tuple(found), torch_internals.transform_depth())
 
     def restore(self) -> None:
         """Make the process as it was."""
+        torch_internals.leave_transforms(self.transforms)
         for setter, where, value in self.changed():
             setter(*where, value)
 

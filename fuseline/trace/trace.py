@@ -292,13 +292,14 @@ class _Trace:
 def _state(grad_enabled: bool) -> Any:
     """Grad mode as given inside; it, autocast and the random generators afterwards as before, whatever the graph does."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    grad = torch.is_grad_enabled()
+    grad, depth = torch.is_grad_enabled(), torch_internals.transform_depth()
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
     try:
         with torch.random.fork_rng(devices):
             torch_internals.set_grad_enabled(grad_enabled)
             yield
     finally:
+        torch_internals.leave_transforms(depth)
         torch_internals.set_grad_enabled(grad)
         for device, enabled, dtype in autocast:
             torch.set_autocast_enabled(device, enabled)
