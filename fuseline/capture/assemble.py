@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fuseline.errors import InternalError
-from fuseline.ir.entry import Assembled, drive
+from fuseline.ir.entry import Assembled, Recovery, drive, input_versions
 from fuseline.ir.fetch import Constants, Fetcher, parameter
 from fuseline.ir.region import (
     Attr,
@@ -162,7 +163,7 @@ _RUNTIME = {
     "_set_attribute": set_attribute, "_delete_attribute": delete_attribute, "_set_item": set_item, "_delete_item": delete_item,
     "_replace": replace_contents, "_make_function": make_function, "_make_instance": make_instance, "_fill_instance": fill_instance,
     "_set_cell": set_cell, "_cell": types.CellType, "_method": types.MethodType, "_partial": functools.partial,
-    "_deque": collections.deque, "_thunk": functools.partial, "_finish": finish_frame,
+    "_deque": collections.deque, "_thunk": functools.partial, "_finish": finish_frame, "_versions": input_versions,
 }
 _FILLED_LATER = ("list", "dict", "set", "deque", "instance", "cell", "function")
 
@@ -182,6 +183,7 @@ class _Writer:
         self._cyclic: set[int] = set()
         self._later: list[tuple[str, New]] = []
         self._count = 0
+        self.recovery: Recovery | None = None
 
     # -- recipes --------------------------------------------------------------------------------------------
     def fetch_sources(self, recipes: Sequence[Recipe | None]) -> None:
@@ -380,7 +382,20 @@ class _Writer:
     def run_graph(self, compiled: CompiledGraph) -> None:
         """Call the graph. `G` holds its outputs."""
         arguments = [self.fetcher.name(i.source) for i in self.region.inputs]
-        self.lines.append(f"G = {self.constants.name(compiled)}({', '.join(arguments)})")
+        given, call = ", ".join(arguments), f"G = {self.constants.name(compiled)}({', '.join(arguments)})"
+        graph = self.region.graph
+        if self.region.restore is None or _writes_unseen(graph):
+            self.lines.append(call)
+            return
+        self.recovery = Recovery(self.region.restore if _changes_state(graph) else None)
+        recovery, versions = self.constants.name(self.recovery), "None"
+        if _writes(graph):
+            versions = "V"
+            self.lines.append(f"V = _versions([{given}])")
+        values = ", ".join([*map(parameter, self.names), "C"])
+        self.lines += ["try:", f"    {call}", "except Exception as error:",
+                       f"    if not {recovery}.prepare(error, {versions}, [{given}]): raise", "    G = None",
+                       f"if G is None: return {recovery}.eager({values})"]
 
     def build(self, prefetched: Sequence[Source]) -> Callable:
         parameters = ", ".join(["P", *map(parameter, self.names), "C"])
@@ -418,6 +433,32 @@ def _is_kept(graph_input: GraphInput) -> bool:
     if isinstance(source, Local) or isinstance(base, Local) and isinstance(source, Item):
         return False                                      # an argument, or one of *args
     return graph_input.static or isinstance(source, (Item, InDict, Attr)) and isinstance(base, (Item, InDict, Attr))
+
+
+_WRITING = frozenset(["setitem", "__setitem__", *(name for name in dir(operator) if name.startswith("i") and f"__{name}__" in dir(operator)
+                                                 and name not in ("index", "inv", "invert", "is_", "is_not"))])
+
+
+def _target_name(node: Any) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _writes(graph: Any) -> bool:
+    """Whether an operator of the torch-level graph may write to a tensor: then inputs can have changed when another one raises."""
+    return any(node.op in ("call_module", "get_attr") or _target_name(node).endswith("_") or _target_name(node) in _WRITING
+               or "out" in node.kwargs for node in graph.graph.nodes if node.op not in ("placeholder", "output"))
+
+
+def _writes_unseen(graph: Any) -> bool:
+    """Whether it may write to a tensor whose version does not tell: running statistics."""
+    return any(_target_name(node) in ("batch_norm", "instance_norm") and any(a is True for a in (*node.args, *node.kwargs.values()))
+               for node in graph.graph.nodes)
+
+
+def _changes_state(graph: Any) -> bool:
+    """Whether it changes a setting of the process, which has to be put back."""
+    return any(_target_name(node).lstrip("_").startswith(("set_", "autocast", "enter", "exit")) for node in graph.graph.nodes
+               if node.op == "call_function")
 
 
 def parameter_names(code: types.CodeType) -> tuple[str, ...]:
@@ -469,7 +510,7 @@ def assemble(region: Region, compiled: CompiledGraph | None, resume_factory: Res
                 raise InternalError("a region that broke needs a resume factory", at=region.name)
             continues = True
             _write_break(writer, frames, resume_factory)
-    return Assembled(writer.build(prefetched), prefetched, continues)
+    return Assembled(writer.build(prefetched), prefetched, continues, writer.recovery)
 
 
 def _write_break(writer: _Writer, frames: Sequence[FrameState], factory: ResumeFactory) -> None:

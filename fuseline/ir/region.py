@@ -347,7 +347,10 @@ class GraphInput:
 
 @dataclass(eq=False)
 class Region:
-    """`graph` is a torch.fx.GraphModule whose placeholders are `inputs`, and whose output is a flat tuple; None if empty."""
+    """`graph` is a torch.fx.GraphModule whose placeholders are `inputs`, and whose output is a flat tuple; None if empty.
+
+    restore   puts the state of the process back to that at the region's start, if the graph changes it
+    """
     code: CodeType
     graph: Any | None
     inputs: tuple[GraphInput, ...]
@@ -357,6 +360,7 @@ class Region:
     name: str = ""
     shape_env: Any = None
     notes: dict = field(default_factory=dict)
+    restore: Callable[[], None] | None = None
 
 
 CompiledGraph = Callable[..., tuple]          # inputs in order -> flat tuple of outputs

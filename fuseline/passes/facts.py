@@ -30,8 +30,8 @@ def is_random(node: Node) -> bool:
 
 
 def has_effect(node: Node) -> bool:
-    """True if the node must stay although nobody reads it: random draws keep the generator's course, asserts may raise."""
-    return is_random(node) or "_assert" in node.op or node.op.rpartition(".")[0].endswith("_")
+    """True if the node must stay although nobody reads it: random draws keep the generator's course, checks may raise."""
+    return is_random(node) or "_assert" in node.op or node.type is None or node.op.rpartition(".")[0].endswith("_")
 
 
 def static_nodes(graph: Graph) -> frozenset[Node]:

@@ -7,6 +7,7 @@ A `Program` is what one `fuseline.compile` call shares between its dispatchers: 
 """
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,21 @@ def _driven(function: Callable) -> Callable:
         return drive(function(*values))
 
     return run
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _is_our_bug(error: BaseException) -> bool:
+    """Whether an exception from a compiled graph comes from a mistake in our Python code rather than from an operator."""
+    if isinstance(error, InternalError):
+        return True
+    if not isinstance(error, (TypeError, AttributeError, NameError, AssertionError, KeyError)):
+        return False
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def _never(*values: Any) -> None:
@@ -247,6 +263,9 @@ class Dispatcher:
             with control.capturing():
                 compiled = self.program.compile_frame(start, options, self.dynamic, self.program, reason)
                 entry = Entry(compiled, self.names, self.code.co_freevars, drives=not self.is_resume)
+            recovery = compiled.run.recovery
+            if recovery is not None:
+                recovery.eager, recovery.refused = self._eager, _is_our_bug if options.strict else None
         except NotSupported as refusal:
             if options.fullgraph:
                 if isinstance(refusal, GraphBreakError):
