@@ -16,10 +16,11 @@ import torch
 
 from fuseline import torch_internals
 from fuseline.capture.autograd_function import apply_without_gradient
-from fuseline.capture.containers import plain_number
+from fuseline.capture.containers import ItemIterator, plain_number
 from fuseline.capture.errors import Break, ProgramError, break_here
 from fuseline.capture.protocols import TAKES_INDEX, Protocols, defines
 from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
+from fuseline.capture.torch_calls import LEGACY_TYPE
 from fuseline.ir.region import Attr
 
 _PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_heapq", "_abc", "_typing"})
@@ -81,11 +82,7 @@ class Natives(Protocols):
 
     def callback(self, value: Any) -> Any:
         """A callable for native code that runs the program's function in the interpreter."""
-        if isinstance(value, Callback) or value is None or not callable(value):
-            return value
-        if isinstance(value, type) and value in (list, tuple, dict, set, int, float, str, bool) and value is not str:
-            return value
-        return Callback(self, value)
+        return value if isinstance(value, Callback) or value is None or not callable(value) else Callback(self, value)
 
     def type_of(self, value: Any) -> type:
         """type(value) as the program sees it."""
@@ -189,7 +186,7 @@ class Natives(Protocols):
             raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} may change what it belongs to",
                              "call it outside the compiled function")
         if isinstance(owner, (list, dict, set, frozenset, collections.deque, tuple)):
-            return self._container_method(owner, name, args, kwargs)
+            return self._container_method(owner, name, args, kwargs, function)
         if isinstance(owner, CONSTANTS) or self.source(owner) is None:
             if isinstance(owner, (str, bytes)) and any(_deep_tensor(self.contents(a)) for a in (*args, *kwargs.values())):
                 raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
@@ -206,7 +203,8 @@ class Natives(Protocols):
         raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} is written in C and may change or read anything",
                          "call it outside the compiled function")
 
-    def _container_method(self, owner: Any, name: str, args: tuple, kwargs: dict) -> Any:
+    def _container_method(self, owner: Any, name: str, args: tuple, kwargs: dict, function: Any) -> Any:
+        """`function` is the C method itself: a subclass may have another one under its name."""
         if isinstance(owner, (dict, set, frozenset)):
             args = tuple(map(plain_number, args[:1])) + args[1:]
             if args and name in _LOOKS_UP:
@@ -231,7 +229,7 @@ class Natives(Protocols):
         if isinstance(owner, (list, tuple, collections.deque)) and name in ("index", "count", "remove") and len(args) > 0 \
                 and any(defines(v, ("__eq__",)) for v in (*target, args[0])):
             return self._find_equal(target, name, *args)
-        return self.native(getattr(target, name), *args, **kwargs)
+        return self.native(function if target is owner else getattr(target, name), *args, **kwargs)
 
     def _find_equal(self, items: Any, name: str, wanted: Any, *limits: Any) -> Any:
         """index, count and remove of a list, tuple or deque whose items are compared by `__eq__` in Python."""
@@ -391,9 +389,15 @@ class Natives(Protocols):
             return self.interpreter_call(self.class_member(type(cls), "__call__"), (cls, *args), kwargs)
         if issubclass(type(cls), enum.EnumMeta):
             return self.native(cls, *args, **kwargs)
-        if issubclass(cls, torch.Tensor):
+        if issubclass(cls, torch.Tensor) or isinstance(cls, LEGACY_TYPE):
             if cls is torch.nn.Parameter or cls.__module__.startswith("torch.nn"):
                 return self.record("call_function", cls, args, kwargs)
+            legacy = cls is torch.Tensor or isinstance(cls, LEGACY_TYPE) and cls.__module__ == "torch" and not cls.is_sparse
+            if legacy and len(args) == 1 and not kwargs and isinstance(args[0], (list, tuple)):
+                dtype = torch.get_default_dtype() if cls is torch.Tensor else cls.dtype
+                data, numbers = self._plain(args[0]), (int, float) if dtype.is_floating_point else int
+                if _all_numbers(data, numbers):
+                    return self.record("call_function", torch.tensor, (data,), {"dtype": dtype, "device": torch.device("cpu")})
             raise break_here("tensor-class", f"{cls.__name__}(...) is not captured", "use torch.tensor")
         new, init = lookup(cls, "__new__")[1], lookup(cls, "__init__")[1]
         python_new = isinstance(new, staticmethod) and isinstance(new.__func__, types.FunctionType)
@@ -434,7 +438,9 @@ class Natives(Protocols):
                 return {**{k: self.getitem(args[0], k) for k in keys}, **kwargs}
             return self._pure(cls, args, kwargs)
         if cls is collections.defaultdict:
-            return self.native(cls, *(self.callback(a) if i == 0 else self._iterable(a) for i, a in enumerate(args)), **kwargs)
+            if args and not (isinstance(args[0], type) and args[0].__module__ == "builtins"):
+                args = (self.callback(args[0]), *args[1:])
+            return self.native(cls, *args[:1], *map(self._iterable, args[1:]), **kwargs)
         if cls.__module__.partition(".")[0] in ("builtins", "collections", "torch", "types", "functools", "operator", "weakref"):
             if cls.__module__.startswith("torch") and (
                     cls.__name__ in ("Generator", "Event", "Stream", "_InferenceMode") or "Guard" in cls.__name__):
@@ -444,6 +450,11 @@ class Natives(Protocols):
             return self.native(cls, *map(self._iterable, args), **kwargs)
         raise break_here("unknown-c-function", f"{cls.__module__}.{cls.__name__} is written in C and is not known to be pure",
                          "make it outside the compiled function")
+
+
+def _all_numbers(value: Any, kinds: Any) -> bool:
+    """Whether nested lists and tuples hold nothing but plain numbers of these kinds."""
+    return all(_all_numbers(v, kinds) for v in value) if type(value) in (list, tuple) else isinstance(value, kinds)
 
 
 def _numbers_inside(value: Any) -> bool:
@@ -545,6 +556,17 @@ def _vars(world: Natives, *args: Any) -> Any:
 @special(iter)
 def _iter(world: Natives, value: Any, *sentinel: Any) -> Any:
     return world.iterate(value) if not sentinel else world.native(iter, world.callback(value), *sentinel)
+
+
+@special(reversed)
+def _reversed(world: Natives, value: Any) -> Any:
+    cls = type(value)
+    if is_python(cls, "__reversed__"):
+        return world.interpreter_call(world.getattr(value, "__reversed__"), (), {})
+    if hasattr(cls, "__reversed__") or not is_python(cls, "__getitem__") or not is_python(cls, "__len__"):
+        return MISSING
+    size = world.interpreter_call(len, (value,), {})
+    return ItemIterator([world.getitem(value, i) for i in range(size - 1, -1, -1)])
 
 
 @special(next)

@@ -197,11 +197,11 @@ class TorchCalls(Operators):
             return {k: self.operand(v) for k, v in value.items()}
         if isinstance(value, slice):
             return slice(self.operand(value.start), self.operand(value.stop), self.operand(value.step))
-        if isinstance(value, (int, float, str)) and self.source(value) is None:
-            return value
+        if isinstance(value, (int, float, str)) and self.source(value) is None:      # FX prints them: as what they are underneath
+            return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else str.__str__(value)
         if isinstance(value, type) and value in _DTYPES:   # FX prints a class as no Python text
             return _DTYPES[value]
-        if isinstance(value, _LEGACY_TYPE):
+        if isinstance(value, LEGACY_TYPE):
             return torch.typename(value)
         if not isinstance(value, type) and callable(value) and getattr(value, "__module__", "").startswith("torch"):
             return value
@@ -211,7 +211,7 @@ class TorchCalls(Operators):
 
 _leaves: dict[types.FunctionType, bool] = {}
 _DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}      # dtype=int, x.to(float)
-_LEGACY_TYPE = type(torch.FloatTensor)                  # x.type(torch.FloatTensor)
+LEGACY_TYPE = type(torch.FloatTensor)                   # x.type(torch.FloatTensor)
 _OPERATOR_METHODS = {f"__{n}__": getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_",
                                                                "or_", "xor", "lt", "le", "eq", "ne", "gt", "ge") if not n.endswith("_")}
 _OPERATOR_METHODS["__getitem__"] = operator.getitem
