@@ -32,7 +32,9 @@ def plain_number(value: Any) -> Any:
         return bool(value)
     if isinstance(value, torch.SymFloat):
         return float(value)
-    return tuple(map(plain_number, value)) if type(value) in (tuple, torch.Size) else value
+    if type(value) is torch.Size:
+        return torch.Size(map(plain_number, value))
+    return tuple(map(plain_number, value)) if type(value) is tuple else value
 
 
 def holds_tensor(value: Any) -> bool:
@@ -130,6 +132,12 @@ class Containers(Inputs):
             raise break_here("data-dependent", f"{getattr(function, '__name__', function)} needs the values of a tensor",
                              "keep the values on the device, or read them outside the compiled function") from error
         except Exception as error:
+            link: BaseException = error
+            while link.__context__ is not None:            # what our own code was handling is no concern of the program
+                if isinstance(link.__context__, PASS_THROUGH):
+                    link.__context__ = None
+                    break
+                link = link.__context__
             raise ProgramError(error) from None
 
     # -- contents ------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fuseline.trace.functionalize import GEOMETRY, IDENTITY, STORAGE, Alias, Sto
 from fuseline.trace.sizes import Sizes
 
 _ATTRIBUTES = {torch.ops.prim.device.default: lambda t: t.fake_device}
+_NUMBER_TYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
 _NAMES: dict[Any, str] = {}
 _WRITES: dict[Any, Writes | None] = {}
 _FORMATS = {torch.contiguous_format: "contiguous_format", torch.channels_last: "channels_last",
@@ -162,6 +163,10 @@ class Recorder(torch_internals.TorchDispatchMode):
                 result = plan(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if args and type(args[0]) in (int, float, bool) and func._schema.arguments[0].type.kind() == "TensorType" \
+                and not any(isinstance(a, torch.Tensor) for a in args):
+            with self:                                           # a number as functorch converts it
+                args = (torch.full((), args[0], dtype=_NUMBER_TYPES[type(args[0])], device="cpu"), *args[1:])
         writes = _WRITES.get(func, _WRITES)
         if writes is _WRITES:
             writes = _WRITES[func] = writes_of(func)
@@ -311,6 +316,8 @@ class Recorder(torch_internals.TorchDispatchMode):
         chain[0].node, chain[0].generation = node, store.generation
         for i, child in enumerate(chain[:-1]):
             if child.func._schema.name == "aten::as_strided":
+                if before[i + 1].op == "input":              # the real input may lie anywhere in its storage
+                    before[i + 1] = self.clone(before[i + 1])
                 before[i + 1] = self.fresh(before[i + 1], chain[i + 1].tensor)
             node = functionalize.put_back(self._emit, child, before[i + 1], node)
             chain[i + 1].node, chain[i + 1].generation = node, store.generation
