@@ -72,11 +72,8 @@ class Inputs(Provenance):
             raise break_here("tensor-subclass", f"tensors of class {type(tensor).__name__} are not captured", "use plain tensors")
         if tensor.layout is not torch.strided:
             raise break_here("tensor-layout", f"tensors of layout {tensor.layout} are not captured", "use dense tensors")
-        axes = self._dynamic_axes(tensor, source)
-        fake = torch_internals.to_fake(self.fake_mode, tensor) if not axes else torch_internals.to_symbolic_fake(
-            self.fake_mode, tensor, axes, f"in{len(self.inputs)}")
         static = isinstance(tensor, torch.nn.Parameter) or is_module_state(source)
-        node = self._placeholder(source, fake, static)
+        fake, node = self._input(tensor, source, static)
         symbolic = {i: torch_internals.symbol_of(n) for i, n in enumerate(fake.shape) if isinstance(n, torch.SymInt)}
         for axis, symbol in symbolic.items():
             self.symbols.setdefault(symbol, (source, axis))
@@ -93,6 +90,19 @@ class Inputs(Provenance):
             if real is not tensor and not static and is_argument(self.source(other)):
                 self.guard(source, "distinct", self.source(other))
         return fake
+
+    def _input(self, tensor: torch.Tensor, source: Source, static: bool) -> tuple[torch.Tensor, Any]:
+        """The fake tensor and the node of a new input."""
+        axes = self._dynamic_axes(tensor, source)
+        if axes:
+            fake = torch_internals.to_symbolic_fake(self.fake_mode, tensor, axes, f"in{len(self.inputs)}")
+        elif not tensor.requires_grad and not tensor.is_inference() and any(
+                torch_internals.storage_key(tensor) == torch_internals.storage_key(real) for real, _ in self.fakes.values()):
+            with self.fake_mode:                           # inputs are apart, though they may be parts of one storage
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        else:
+            fake = torch_internals.to_fake(self.fake_mode, tensor)
+        return fake, self._placeholder(source, fake, static)
 
     def _dynamic_axes(self, tensor: torch.Tensor, source: Source) -> frozenset[int]:
         axes = {axis for where, axis in self.dynamic if axis is not None and where == source and axis < tensor.dim()}

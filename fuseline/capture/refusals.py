@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import torch
 
+from fuseline import torch_internals
+
 _SUBTRACTIONS = frozenset({"sub", "sub_", "isub", "rsub", "subtract", "subtract_", "_foreach_sub", "_foreach_sub_"})
 _PRODUCTS = frozenset({"mul_", "imul", "multiply_"})
 # Operators without kernels for booleans, for integers.
@@ -23,6 +25,8 @@ def refused(name: str, args: tuple, kwargs: dict) -> str:
     if name in _SUBTRACTIONS and any(isinstance(a, (bool, torch.SymBool)) or isinstance(a, torch.Tensor) and a.dtype == torch.bool
                                      for a in flat):
         return "booleans are not subtracted"
+    if _partly_overlapping(name, args):
+        return "some elements that are written are read elsewhere"
     if name in _PRODUCTS and isinstance(args[0], torch.Tensor) and len(flat) > 1 and isinstance(flat[1], (torch.Tensor, int, float)):
         found = torch.result_type(args[0], flat[1])
         if not torch.can_cast(found, args[0].dtype):
@@ -34,3 +38,21 @@ def refused(name: str, args: tuple, kwargs: dict) -> str:
             and not any(isinstance(a, torch.dtype) for a in args):
         return f"{name} is not implemented for integers"
     return ""
+
+
+def _partly_overlapping(name: str, args: tuple) -> bool:
+    """Whether an in-place operator reads memory that it also writes, other than element by element."""
+    if not name.endswith("_") or name.endswith("__") or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    target = args[0]
+    return any(_overlap_in_part(target, other) for other in args[1:] if isinstance(other, torch.Tensor))
+
+
+def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b or torch_internals.storage_key(a) != torch_internals.storage_key(b):
+        return False
+    places = [(t.storage_offset(), *t.shape, *t.stride()) for t in (a, b)]
+    if any(not isinstance(n, int) for place in places for n in place) or not all(map(torch_internals.is_dense, (a, b))):
+        return False                                       # PyTorch does not look closer either
+    same_range = a.storage_offset() == b.storage_offset() and a.numel() == b.numel() and a.element_size() == b.element_size()
+    return torch_internals.memory_overlaps(a, b) and not (same_range and a.stride() == b.stride())

@@ -19,6 +19,7 @@ from fuseline.capture.errors import CannotCapture, ProgramError, break_here
 from fuseline.capture.inputs import is_argument
 from fuseline.capture.provenance import MISSING
 from fuseline.capture.recipes import Recipes, pinned
+from fuseline.capture.shared_memory import RestartShared, Span, spans
 from fuseline.ir.region import Builtin, Const, Effect, Global, GraphBreak, GraphInput, Guard, Pinned, Source
 from fuseline.options import Options
 
@@ -42,6 +43,8 @@ class World(Recipes):
             raise CannotCapture(GraphBreak("modes", where(), "a torch.func transform, forward-mode differentiation or a mode that watches "
                                            "operators is active", "compile the function that applies it, or none"))
         self._versions: dict[int, int] = {}
+        self.spans: tuple[Span, ...] = ()                  # memory that several inputs share, and one of them writes
+        self._span_inputs: dict[Span, torch.Tensor] = {}
 
     # -- names ---------------------------------------------------------------------------------------------------
     def load_global(self, namespace: dict, name: str) -> Any:
@@ -130,23 +133,42 @@ class World(Recipes):
     def _guard_aliases(self) -> None:
         """Inputs that are written must not share memory with others: the graph takes its inputs for apart.
 
-        Raises CannotCapture if they do already.
+        Raises RestartShared if they do in this call, CannotCapture if then they cannot be views of one input.
         """
         fakes = list(self.fakes.values())
         written = [(real, fake) for real, fake in fakes if torch_internals.version_of(fake) != self._versions.get(id(fake), 0)]
-        by_storage: dict[int, list[torch.Tensor]] = {}
-        for real, _ in fakes if written else ():
-            by_storage.setdefault(torch_internals.storage_key(real), []).append(real)
+        apart = [(real, self.found_at(fake)) for real, fake in fakes if written and self._span(self.source(fake)) is None]
+        try:
+            found = spans(apart, [real for real, _ in written])
+        except ValueError as refusal:
+            raise CannotCapture(GraphBreak("aliased-inputs", self.where(), str(refusal), "pass a clone, or write outside the compiled "
+                                           "function")) from None
+        if found:
+            raise RestartShared(found)
         arguments = [fake for _, fake in fakes if is_argument(self.source(fake))]
-        for real, fake in written:
-            for other in by_storage[torch_internals.storage_key(real)]:
-                if other is not real and torch_internals.memory_overlaps(other, real):
-                    raise CannotCapture(GraphBreak("aliased-inputs", self.where(), "two inputs share memory and one is written",
-                                                   "pass a clone, or write outside the compiled function"))
+        for _, fake in written:
             place = self.source(fake)
+            span = self._span(place)
             for twin in [twin for _, twin in fakes] if is_argument(place) else arguments:
-                if twin is not fake:
+                if twin is not fake and (span is None or self._span(self.source(twin)) is not span):
                     self.guard(place, "no_overlap", self.source(twin))
+
+    def _span(self, source: Source | None) -> Span | None:
+        return next((span for span in self.spans if source in span.sources), None)
+
+    def _input(self, tensor: torch.Tensor, source: Source, static: bool) -> tuple[torch.Tensor, Any]:
+        span = self._span(source)
+        if span is None:
+            return super()._input(tensor, source, static)
+        base = self._span_inputs.get(span)
+        if base is None:
+            with self.fake_mode:
+                base = self._span_inputs[span] = torch.empty(span.length, dtype=tensor.dtype, device=tensor.device)
+            self.nodes[id(base)] = (base, self._placeholder(span.source, base, False))
+            for place, found in span.distances():
+                self.guard(place, "equals", found)
+        fake = span.view(base, source, tensor, self.record)
+        return fake, self.nodes[id(fake)][1]
 
     def wrap(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         fake = super().wrap(tensor, source)
