@@ -1,6 +1,9 @@
 """Calls that eager PyTorch refuses for the types of their operands, and fake tensors do not: Python makes them, and raises."""
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterator
+
 import torch
 
 from fuseline import torch_internals
@@ -56,3 +59,16 @@ def _overlap_in_part(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False                                       # PyTorch does not look closer either
     same_range = a.storage_offset() == b.storage_offset() and a.numel() == b.numel() and a.element_size() == b.element_size()
     return torch_internals.memory_overlaps(a, b) and not (same_range and a.stride() == b.stride())
+
+
+def demands(name: str, args: tuple, kwargs: dict) -> Iterator[tuple[Callable, str]]:
+    """What eager mode asks of the values of operands and the operator's trace on fake tensors does not: (formula, message).
+
+    formula(call) is a boolean tensor without axes, made by calls of call(function, *arguments).
+    """
+    if name == "one_hot" and args and isinstance(args[0], torch.Tensor) and args[0].device.type == "cpu" and 0 not in args[0].shape \
+            and not torch_internals.is_transformed(args[0]):
+        x, classes = args[0], args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+        if not isinstance(classes, int) or classes > 0:
+            yield lambda call: call(operator.ge, call(torch.amin, x), 0), "Class values must be non-negative."
+            yield lambda call: call(operator.lt, call(torch.amax, x), classes), "Class values must be smaller than num_classes."

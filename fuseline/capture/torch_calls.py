@@ -14,7 +14,7 @@ from fuseline.capture.containers import PASS_THROUGH, holds_tensor
 from fuseline.capture.errors import RestartCapture, break_here
 from fuseline.capture.operators import Operators
 from fuseline.capture.provenance import CONSTANTS, lookup
-from fuseline.capture.refusals import refused
+from fuseline.capture.refusals import demands, refused
 from fuseline.ir.region import GraphBreak
 
 # Modules of torch whose Python functions are leaves of the graph; all other Python code of torch is interpreted.
@@ -110,6 +110,8 @@ class TorchCalls(Operators):
                              "none needed if eager raises too")
         if reason := refused(_name(target), args, kwargs):
             raise break_here("operator-error", f"{_name(target)}: {reason}", "none needed if eager raises too")
+        for holds, message in demands(_name(target), args, kwargs):
+            self._demand(holds, message)
         try:
             with torch_internals.symbolic_formulas(bool(self.symbols)), self.fake_mode:
                 if kwargs.get("out") is not None:
@@ -137,6 +139,10 @@ class TorchCalls(Operators):
         node = self._node(kind, target, args, kwargs, result)
         self._bind(result, node)
         return result
+
+    def _demand(self, holds: Callable, message: str) -> None:
+        """Record that the graph raises RuntimeError(message) unless a formula of the tensor that is given first holds everywhere."""
+        self.record("call_function", torch._assert_async, (holds(lambda f, *args: self.record("call_function", f, args, {})), message), {})
 
     def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:
         """Raise Break where an operator would resize the tensors that it writes its results into."""

@@ -42,6 +42,11 @@ def trace(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, 
             raise error.__cause__ from None                      # type: ignore[misc]
 
 
+_CHECKS_INDICES = frozenset(f"aten.{name}" for name in (
+    "index.Tensor", "index_select.default", "gather.default", "embedding.default", "take.default", "index_put.default", "index_add.default",
+    "index_copy.default", "index_fill.int_Scalar", "scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two"))
+
+
 class _WritesLeaf(Exception):
     """The program writes to an input that requires grad and, outside, is no leaf: trace again with clones of such inputs."""
 
@@ -230,7 +235,25 @@ class _Trace:
                 continue
             at[id(r)] = place
             outputs.append(self._tensor(r, recorder.alias(r), shared, base_at, forward, tensors))
+        for node in self._unread_checks(forward):
+            forward.append(node)
+            tensors.append(None)
         return outputs, written, forward, tensors
+
+    def _unread_checks(self, forward: list) -> list[Node]:
+        """Indexed reads and writes that nobody reads: eager raises for an index out of bounds all the same (on the CPU)."""
+        candidates = [n for n in self.recorder.nodes if n.op in _CHECKS_INDICES and isinstance(n.type, TensorType) and n.type.device == "cpu"]
+        if not candidates:
+            return []
+        live = set(nodes_in(forward))
+        found = []
+        for node in reversed(self.recorder.nodes):
+            if node not in live and node in candidates:
+                found.append(node)
+                live.add(node)
+            if node in live:
+                live.update(node.operands)
+        return found[::-1]
 
     def _number(self, value: Any, forward: list, tensors: list) -> OutputSpec:
         if isinstance(value, torch.SymInt):

@@ -30,3 +30,22 @@ def test_eager_exception_is_raised(name):
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_eager_allows_is_captured(name):
     torch.testing.assert_close(fuseline.compile(ALLOWED[name], fullgraph=True)(*arguments()), ALLOWED[name](*arguments()))
+
+
+OUT_OF_BOUNDS = {
+    "class too large": (lambda i, t: F.one_hot(i, 3), 3), "class negative": (lambda i, t: F.one_hot(i, num_classes=3) * 2, -1),
+    "read that nobody uses": (lambda i, t: (t[i], i + 1)[1], 3), "embedding": (lambda i, t: (F.embedding(i, t), i + 1)[1], 3),
+    "shape only": (lambda i, t: t * t[i].shape[0], 3), "gather": (lambda i, t: (t.gather(0, i[:, None]), i + 1)[1], 3)}
+
+
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+def test_indices_are_checked_as_in_eager(name):
+    fn, wrong = OUT_OF_BOUNDS[name]
+    compiled, table = fuseline.compile(fn, fullgraph=True), torch.ones(3, 2)
+    inside, outside = torch.tensor([0, 1, 2]), torch.tensor([0, 1, wrong])
+    torch.testing.assert_close(compiled(inside, table), fn(inside, table))
+    with pytest.raises(Exception) as expected:
+        fn(outside, table)
+    with pytest.raises((type(expected.value), IndexError)):
+        compiled(outside, table)
+    torch.testing.assert_close(compiled(inside, table), fn(inside, table))
