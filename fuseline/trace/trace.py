@@ -242,7 +242,8 @@ class _Trace:
 
     def _unread_checks(self, forward: list) -> list[Node]:
         """Indexed reads and writes that nobody reads: eager raises for an index out of bounds all the same (on the CPU)."""
-        candidates = [n for n in self.recorder.nodes if n.op in _CHECKS_INDICES and isinstance(n.type, TensorType) and n.type.device == "cpu"]
+        candidates = [n for n in self.recorder.nodes
+                      if n.op in _CHECKS_INDICES and isinstance(n.type, TensorType) and n.type.device == "cpu"]
         if not candidates:
             return []
         live = set(nodes_in(forward))
