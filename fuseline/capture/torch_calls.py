@@ -41,6 +41,9 @@ _NEED_VALUES = frozenset({"pow", "pow_", "ipow", "__pow__", "__rpow__", "__ipow_
 # C functions that change the state of the process: recorded, and done, so that later operators see it.
 _SETTERS = frozenset({"_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
                       "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache"})
+# Functions of torch that tell a setting of the process, but for those that a region may change and whose state at entry is guarded.
+_SETTINGS = ("_get_", "get_", "are_", "is_deterministic", "is_warn")
+_CHANGEABLE = ("autocast", "default", "grad", "inference", "tracing", "rng", "compiling")
 _ASKS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "_log_api_usage", "finfo", "iinfo", "can_cast", "promote_types", "result_type",
          "broadcast_shapes", "numel", "_disabled_torch", "_jit_internal", "typename", "sym_", "_nn_module", "_len_torch", "_functorch")
 
@@ -131,6 +134,8 @@ class TorchCalls(Operators):
                     and not _name(target).startswith(_ASKS) and not _any_tensor(args, kwargs):
                 raise break_here("unsupported-torch", f"{_name(target)} is not captured", "call it outside the compiled function")
             if result is not None or not _any_tensor(args, kwargs):
+                if kind == "call_function" and not (args or kwargs):
+                    self._asked(target, result)
                 return result
         for alias, version, position in self.aliases:
             if alias._version != version:                  # the graph cannot write past the version counter of its input
@@ -143,6 +148,16 @@ class TorchCalls(Operators):
     def _demand(self, holds: Callable, message: str) -> None:
         """Record that the graph raises RuntimeError(message) unless a formula of the tensor that is given first holds everywhere."""
         self.record("call_function", torch._assert_async, (holds(lambda f, *args: self.record("call_function", f, args, {})), message), {})
+
+    def _asked(self, function: Callable, answer: Any) -> None:
+        """The program asked for a setting of the process: guard it, unless it is among those that a region may change."""
+        name = _name(function)
+        where = torch._C if isinstance(function, types.BuiltinFunctionType) else torch
+        if name.startswith(_SETTINGS) and type(answer) in CONSTANTS and getattr(where, name, None) is function \
+                and not any(word in name for word in _CHANGEABLE):
+            self.guard(None, "mode", (name, answer))
+        else:
+            self.asks_modes = True
 
     def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:
         """Raise Break where an operator would resize the tensors that it writes its results into."""

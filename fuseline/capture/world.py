@@ -38,6 +38,7 @@ class World(Recipes):
         self._cell_contents: dict[int, Any] = {}
         self.made_classes: set[type] = set()
         self.calls = 0
+        self.asks_modes = False                            # whether the program asked for grad mode, default dtype and the like
         self.modes = torch_internals.capture_modes()
         if torch_internals.functorch_depth() or torch_internals.user_modes_active():
             raise CannotCapture(GraphBreak("modes", where(), "a torch.func transform, forward-mode differentiation or a mode that watches "
@@ -117,7 +118,7 @@ class World(Recipes):
         effects = tuple(self._effect(*e) for e in self.effects)
         self._guard_aliases()
         module = self._graph_module()
-        if self.calls or self.outputs:
+        if self.calls or self.outputs or self.asks_modes:
             for name, state in self.modes:
                 self.guard(None, "mode", (name, state))
         return module, tuple(self.inputs), (*self._guards.values(), *self.size_guards()), effects

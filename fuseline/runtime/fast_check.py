@@ -260,7 +260,7 @@ class FastCheck:
     def _anchor_died(self, reference: weakref.ref) -> None:
         """Let go of the objects under an anchor; the address of the anchor may be used again by another object."""
         check = self.check
-        if check is not None:
+        if check is not None and _NOTHING is not None:     # None at the interpreter's exit
             constants = check.__defaults__ or ()
             dead = tuple(-1 for _ in constants[3])
             check.__defaults__ = (None, _NOTHING.pointer, (), dead or (-1,), *constants[4:])

@@ -1,6 +1,7 @@
 """Process state that compiled code relies on: what a "mode" guard's name stands for, and how generated code reads it.
 
-Capture puts `Guard(None, "mode", (name, state))` with the state as `read(name)` gives it.
+Capture puts `Guard(None, "mode", (name, state))` with the state as `read(name)` gives it. A name such as "_get_cudnn_enabled" is a
+function of torch or torch._C that tells a setting.
 """
 from __future__ import annotations
 
@@ -37,24 +38,37 @@ NAMESPACE: dict[str, Any] = {f"_mode_{name}": reader for name, (reader, _) in _M
     "_functorch": torch_internals.functorch_interpreter}
 
 
+def _setting(name: str) -> Any:
+    return (getattr(torch._C, name, None) or getattr(torch, name))()
+
+
+NAMESPACE["_setting"] = _setting
+
+
+def _is_setting(name: str) -> bool:
+    return name not in _MODES and name.startswith(("_get_", "get_", "are_", "is_"))
+
+
 def _known(name: str) -> None:
-    if name not in _MODES:
+    if name not in _MODES and not _is_setting(name):
         raise ValueError(f"unknown mode {name!r}; the modes are {', '.join(_MODES)}")
 
 
 def read(name: str) -> Any:
     """The state of a mode now. Raises ValueError for an unknown name."""
     _known(name)
-    return _MODES[name][0]()
+    return _setting(name) if _is_setting(name) else _MODES[name][0]()
 
 
 def describe(name: str) -> str:
-    return _MODES[name][1]
+    return f"torch.{name}()" if _is_setting(name) else _MODES[name][1]
 
 
 def differs(name: str, state: Any, expected: str) -> str:
     """The condition, in generated code, under which the mode is not in this state; `expected` is an expression for the state."""
     _known(name)
+    if _is_setting(name):
+        return f"_setting({name!r}) != {expected}"
     usual = _USUAL.get((name, state)) if isinstance(state, (bool, int, tuple, type(None))) else None
     if usual is not None:
         return usual
