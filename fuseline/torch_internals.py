@@ -279,9 +279,10 @@ class InputSource(torch._guards.Source):
         return isinstance(other, InputSource) and self.label == other.label
 
 
-def new_shape_env() -> Any:
+def new_shape_env(data_dependent_sizes: bool = True) -> Any:
+    """A ShapeEnv; without `data_dependent_sizes`, operators whose result has a size that only the data tell raise."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
-    return ShapeEnv(duck_shape=False)
+    return ShapeEnv(duck_shape=False, allow_dynamic_output_shape_ops=data_dependent_sizes)
 
 
 def symbolic_formulas(wanted: bool) -> AbstractContextManager:

@@ -32,7 +32,7 @@ class Inputs(Provenance):
     def __init__(self, options: Options, dynamic: frozenset, where: Any) -> None:
         super().__init__(where)
         self.options, self.dynamic = options, dynamic
-        self.shape_env = torch_internals.new_shape_env()
+        self.shape_env = torch_internals.new_shape_env(data_dependent_sizes=options.fullgraph)
         self.fake_mode = torch_internals.new_fake_mode(self.shape_env)
         self.graph = torch.fx.Graph()
         self.inputs: list[GraphInput] = []

@@ -427,9 +427,28 @@ def test_symbolic_sizes_and_numbers():
     assert captured(torch.randn(120, 2), 3)[5] == "120x3"
 
 
+def test_sizes_that_depend_on_data_are_captured_only_under_fullgraph():
+    from simulate import Simulated
+
+    from fuseline.options import Options
+
+    def program(x):
+        return (x * 2)[x > 0].sum() + x
+
+    captured = Simulated(program, Options(fullgraph=True), frozenset())
+    assert torch.equal(captured(T(1, -2, 3)), program(T(1, -2, 3)))
+    assert [type(r.end) for r in captured.regions] == [Returned]
+
+
+def test_script_if_tracing_is_the_python_function():
+    captured = simulate(torch.jit.script_if_tracing(lambda x: x.sin() + 1))
+    assert torch.equal(captured(T(1, 2)), T(1, 2).sin() + 1)
+    assert [type(r.end) for r in captured.regions] == [Returned]
+
+
 @pytest.mark.parametrize("program, kind", [
     (lambda x: x.item() + 1, "item"), (lambda x: 1 if x.sum() > 0 else 2, "data-dependent-branch"),
-    (lambda x: 1 if len(x.nonzero()) > 0 else x, "data-dependent"),
+    (lambda x: 1 if len(x.nonzero()) > 0 else x, "data-dependent"), (lambda x: (x.exp()[x > 0]).sum(), "data-dependent"),
     (lambda x: print(x.shape), "print"), (lambda x: float(x.sum()), "item"), (lambda x: f"{x}", "item"), (lambda x: x.tolist(), "item"),
     (lambda x: __import__("random").random() + x, None), (lambda x: torch.manual_seed(1) and x, None), (lambda x: x.numpy(), "item"),
     (lambda x: x.backward(), "unsupported-torch"), (lambda x: torch.mm(x, x), "operator-error")])
