@@ -9,6 +9,7 @@ import torch
 from fuseline.capture.containers import Containers
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import MISSING, is_python, lookup
+from fuseline.capture.tracebacks import Traceback, Tracebacks
 from fuseline.ir.region import Attr, ClassDict, Global, InDict, Pinned
 
 ABSENT = object()              # in an overlay: deleted
@@ -26,6 +27,11 @@ class Attributes(Containers):
         super().__init__(*args)
         self.aliases: list[tuple[torch.Tensor, int, int]] = []       # what .data of inputs gave, its version, where
         self.overlay: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.tracebacks = Tracebacks()
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """From now on a write to the tensor's memory leads back to here, where the region then ends."""
+        self.aliases.append((tensor, tensor._version, self.break_position()))
 
     def getattr(self, obj: Any, name: str) -> Any:
         """`obj.name` with the whole lookup protocol. Raises ProgramError(AttributeError) as Python would."""
@@ -36,6 +42,8 @@ class Attributes(Containers):
             return self.getattr(self.fixed(obj), name)
         if cls is super:
             return self._super_attribute(obj, name)
+        if cls is Traceback:
+            obj.look_into()
         if isinstance(obj, type):
             return self._class_attribute(obj, name)
         if isinstance(obj, types.ModuleType) and not is_python(cls, "__getattribute__"):
@@ -74,7 +82,8 @@ class Attributes(Containers):
                 return found
         if is_python(cls, "__getattr__"):
             return self.interpreter_call(self.class_member(cls, "__getattr__", obj), (obj, name), {})
-        return self.native(getattr, obj, name)
+        value = self.native(getattr, obj, name)            # C code answers, a proxy of another object for example
+        return value if source is None else self.read(value, Attr(source, name))
 
     def _written(self, obj: Any, name: str) -> Any:
         found = self.overlay.get(id(obj))
@@ -114,6 +123,8 @@ class Attributes(Containers):
             self._guarded_member(cls, base, raw, name)
             return self.interpreter_call(lookup(type(raw), "__get__")[1], (raw, obj, cls), {})
         source = self.source(obj)
+        if name == "__traceback__" and source is None and isinstance(obj, BaseException):
+            return self.tracebacks.of(obj)
         if name == "__dict__":
             return obj.__dict__ if source is None else self.instance_dict(obj, source)
         if name == "__class__":
@@ -267,7 +278,7 @@ class Attributes(Containers):
             return self.read(real.grad, Attr(self.found_at(tensor), "grad"))
         if name == "data" and real is not None:
             alias = self.record("call_function", getattr, (tensor, name), {})
-            self.aliases.append((alias, alias._version, self.break_position()))
+            self.watch(alias)
             return alias
         if name in _READ_OF_TENSOR:
             return self.record("call_function", getattr, (tensor, name), {})
@@ -315,6 +326,9 @@ class Attributes(Containers):
             return
         if isinstance(obj, types.ModuleType):
             self.store_global(obj.__dict__, name, value)
+            return
+        if name == "__traceback__" and isinstance(obj, BaseException) and type(value) is Traceback:
+            self.tracebacks.assign(obj, value)
             return
         if self.source(obj) is None and not (isinstance(obj, type) and obj not in self.made_classes):
             if isinstance(obj, type):

@@ -143,7 +143,7 @@ class Containers(Inputs):
     # -- contents ------------------------------------------------------------------------------------------------
     def contents(self, value: Any) -> Any:
         """What native code may look at in place of a container: itself if it is new, else its shadow or a wrapped copy."""
-        if not isinstance(value, _BUILTIN_CONTAINERS) or isinstance(value, torch.Size):
+        if not isinstance(value, (*_BUILTIN_CONTAINERS, types.MappingProxyType)) or isinstance(value, torch.Size):
             return value
         source = self.source(value)
         if source is None:
@@ -156,6 +156,11 @@ class Containers(Inputs):
         return shadow
 
     def _copy(self, value: Any, source: Any) -> Any:
+        if isinstance(value, types.MappingProxyType):
+            if not all(type(k) in CONSTANTS for k in value):
+                raise break_here("unknown-c-function", "a mappingproxy whose keys are objects is not captured", "make a dict of it outside")
+            self.guard(source, "keys", tuple(value))
+            return {k: self.read(value[k], Item(source, k)) for k in value}
         if isinstance(value, dict):
             if all(type(k) in CONSTANTS for k in value):
                 self.guard(source, "keys", tuple(value))
@@ -250,6 +255,8 @@ class Containers(Inputs):
         if isinstance(value, _BUILTIN_CONTAINERS):
             return self.native(operator.getitem, self.contents(value), key)
         if isinstance(value, types.MappingProxyType):
+            if type(key) not in CONSTANTS or key not in value:
+                return self.native(operator.getitem, self.contents(value), key)
             return self.read(value[key], Item(source, key))
         raise break_here("unknown-c-function", f"subscripting a {cls.__name__} is not captured", "convert it outside the compiled function")
 
@@ -348,7 +355,7 @@ class Containers(Inputs):
             return ProgramIterator(self, found) if is_python(type(found), "__next__") else found
         if not hasattr(cls, "__iter__") and is_python(cls, "__getitem__"):
             return self._by_index(value)
-        if self.source(value) is not None and not isinstance(value, _BUILTIN_CONTAINERS) and not isinstance(value, type):
+        if self.source(value) is not None and not isinstance(value, (*_BUILTIN_CONTAINERS, types.MappingProxyType, type)):
             if hasattr(cls, "__next__"):
                 raise break_here("iterator", f"a {cls.__name__} that began outside the captured code is iterated over",
                                  "pass the list or the range and iterate over it inside")

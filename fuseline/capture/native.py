@@ -9,18 +9,21 @@ import functools
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fuseline import torch_internals
-from fuseline.capture.autograd_function import apply_without_gradient
+from fuseline.capture.autograd_function import apply_function
 from fuseline.capture.containers import ItemIterator, plain_number
 from fuseline.capture.errors import Break, ProgramError, break_here
-from fuseline.capture.protocols import TAKES_INDEX, Protocols, defines
-from fuseline.capture.provenance import CONSTANTS, MISSING, is_python, lookup
+from fuseline.capture.library import Library
+from fuseline.capture.protocols import TAKES_INDEX, defines
+from fuseline.capture.provenance import CONSTANTS, IDENTITIES, MISSING, is_python, lookup
 from fuseline.capture.torch_calls import LEGACY_TYPE
+from fuseline.capture.values import is_pure
 from fuseline.ir.region import Attr
 
 _PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_heapq", "_abc", "_typing"})
@@ -35,7 +38,7 @@ _TAKES_ITERABLE = frozenset({list, tuple, set, frozenset, dict, zip, enumerate, 
                              functools.reduce, collections.deque, collections.OrderedDict, bytes, bytearray})
 # What puts values elsewhere without looking at them.
 _STRUCTURE = frozenset({list, tuple, dict, zip, enumerate, map, filter, reversed, functools.reduce, collections.deque,
-                        collections.OrderedDict, len, iter, next, id, slice, callable, isinstance})
+                        collections.OrderedDict, operator.is_, operator.is_not, len, iter, next, id, slice, callable, isinstance})
 # Which arguments native code iterates over, where it is not all of them.
 _ITERATED: dict[Any, tuple[int, ...]] = {
     functools.reduce: (1,), itertools.repeat: (), itertools.count: (), itertools.islice: (0,), itertools.accumulate: (0,),
@@ -56,6 +59,9 @@ _INPLACE = {getattr(operator, n) for n in ("iadd", "isub", "imul", "itruediv", "
 
 
 _PARTS_KNOWN = (*CONSTANTS, list, tuple, dict, set, frozenset, collections.deque)
+# Containers that native code may iterate over itself: it runs no method of the program.
+_PARTS_KNOWN_NATIVELY = frozenset({list, tuple, dict, set, frozenset, range, collections.deque, collections.OrderedDict,
+                                   collections.defaultdict, collections.Counter})
 
 
 class _Plain:
@@ -76,7 +82,7 @@ class Callback:
             raise
 
 
-class Natives(Protocols):
+class Natives(Library):
     def shows_itself(self, value: Any) -> bool:
         return _shows_itself(self.contents(value))
 
@@ -110,11 +116,22 @@ class Natives(Protocols):
         except TypeError:
             special = None
         if special is not None:
-            found = special(self, *args, **kwargs)
+            try:
+                found = special(self, *args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                    raise
+                found = MISSING                            # not called as the builtin wants it: that raises below
+            if found is not MISSING:
+                return found
+        if is_pure(function):
+            found = self.of_values(function, args, kwargs)
             if found is not MISSING:
                 return found
         if kind in (types.MethodDescriptorType, types.WrapperDescriptorType) and args:
             return self._descriptor(function, args, kwargs)
+        if kind is weakref.ReferenceType and not args and not kwargs:
+            return self.dereference(function)
         if isinstance(function, type):
             return self.construct(function, args, kwargs)
         owner = getattr(function, "__self__", None)
@@ -178,6 +195,9 @@ class Natives(Protocols):
     def _method(self, owner: Any, function: Any, args: tuple, kwargs: dict) -> Any:
         """A C method bound to an object."""
         name = function.__name__
+        if name == "with_traceback" and isinstance(owner, BaseException) and len(args) == 1:
+            self.setattr(owner, "__traceback__", args[0])
+            return owner
         if (getattr(function, "__module__", None) or "").startswith("torch"):      # pybind functions are methods of a record
             return self.torch_function(function, args, kwargs)
         if name == "__reduce_ex__" and len(args) == 1 and args[0] in (2, 3, 4, 5) and not isinstance(owner, _PARTS_KNOWN):
@@ -188,6 +208,8 @@ class Natives(Protocols):
         if isinstance(owner, (list, dict, set, frozenset, collections.deque, tuple)):
             return self._container_method(owner, name, args, kwargs, function)
         if isinstance(owner, CONSTANTS) or self.source(owner) is None:
+            if name == "join" and isinstance(owner, (str, bytes)) and len(args) == 1:
+                args = (list(self.iterate(args[0])),)
             if isinstance(owner, (str, bytes)) and any(_deep_tensor(self.contents(a)) for a in (*args, *kwargs.values())):
                 raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
             if isinstance(owner, str) and name in ("format", "format_map") and any(
@@ -196,10 +218,10 @@ class Natives(Protocols):
                                  "format them outside the compiled function")
             if isinstance(owner, torch.Generator):
                 raise break_here("generator-state", "a torch.Generator is used", "draw from the default generator")
-            args = tuple(self._iterable(a) if name in ("join", "writelines") else self.contents(a) for a in args)
+            args = tuple(map(self.contents, args))
             return self.native(function, *args, **kwargs)
         if isinstance(owner, types.MappingProxyType) and name in _READ_ONLY:
-            return self.native(function, *args, **kwargs)
+            return self.native(getattr(self.contents(owner), name), *args, **kwargs)
         raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} is written in C and may change or read anything",
                          "call it outside the compiled function")
 
@@ -270,11 +292,11 @@ class Natives(Protocols):
         """What native code may iterate over in place of a value."""
         if isinstance(value, (str, bytes)) or value is None or isinstance(value, (int, float)):
             return value
-        if self.source(value) is None and type(value) in (list, tuple, dict, set, frozenset, range):
+        if self.source(value) is None and type(value) in _PARTS_KNOWN_NATIVELY:
             return value
         if isinstance(value, torch.Tensor) or hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
             inside = self.contents(value)
-            return inside if type(inside) in (list, tuple, dict, set, frozenset) else self.iterate(value)
+            return inside if type(inside) in _PARTS_KNOWN_NATIVELY else self.iterate(value)
         return value
 
     def _c_function(self, function: Any, owner: Any, args: tuple, kwargs: dict) -> Any:
@@ -283,7 +305,7 @@ class Natives(Protocols):
         if isinstance(function, functools._lru_cache_wrapper):
             return self.interpreter_call(self.getattr(function, "__wrapped__"), args, kwargs)
         if name == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            return apply_without_gradient(self, owner, args, self.interpreter_call)
+            return apply_function(self, owner, args, self.interpreter_call)
         if module.startswith("torch") or isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch") \
                 or isinstance(function, (torch_internals.Operator, torch_internals.OperatorPacket)) or getattr(
                     owner, "__module__", "").startswith("torch"):
@@ -291,7 +313,7 @@ class Natives(Protocols):
         if isinstance(owner, type):
             if name == "__new__":
                 return self.native(function, *map(self.contents, args), **kwargs)
-            if owner.__module__ in ("builtins", "collections") or name in (
+            if owner.__module__ in ("builtins", "collections", "itertools") or name in (
                     "__subclasses__", "mro", "__subclasshook__", "__init_subclass__"):
                 return self.native(function, *map(self._iterable, args), **kwargs)
         if module == "builtins" and name not in _IMPURE_BUILTINS or module in _PURE_MODULES:
@@ -307,13 +329,13 @@ class Natives(Protocols):
                          "call it outside the compiled function")
 
     def _getter(self, function: Any, args: tuple) -> Any:
-        _, parts = function.__reduce__()[:2]
+        parts = function.__reduce__()[1]
         if isinstance(function, operator.itemgetter):
             found = tuple(self.getitem(args[0], key) for key in parts)
         elif isinstance(function, operator.attrgetter):
             found = tuple(functools.reduce(self.getattr, path.split("."), args[0]) for path in parts)
         else:
-            raise break_here("unknown-c-function", "operator.methodcaller is not captured", "call the method itself")
+            return self.call_method(function, args[0])
         return found[0] if len(found) == 1 else found
 
     def _pure(self, function: Any, args: tuple, kwargs: dict) -> Any:
@@ -341,6 +363,10 @@ class Natives(Protocols):
         if function not in _STRUCTURE and getattr(function, "__module__", "") != "itertools":
             args = tuple(self.fixed(self.contents(a)) if _numbers_inside(self.contents(a)) else a for a in args)
             kwargs = {k: self.fixed(v) for k, v in kwargs.items()}
+        if function not in _STRUCTURE and function is not hash:
+            for value in args:
+                if type(value) not in CONSTANTS and not isinstance(value, IDENTITIES) and not callable(value):
+                    self.known_state(value, f"{getattr(function, '__name__', 'text')}()")
         if function in _SHOW_VALUES and any(map(_deep_tensor, map(self.contents, args))):
             raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
         if function in _SHOW_VALUES and any(_shows_itself(self.contents(a)) for a in args):
@@ -601,6 +627,7 @@ def _len(world: Natives, value: Any) -> Any:
         if isinstance(value, (dict, set)):
             world.guard(source, "length", len(value))
         return len(value)
+    world.known_state(value, "len()")
     return world.native(len, world.contents(value))
 
 

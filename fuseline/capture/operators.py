@@ -11,7 +11,8 @@ import torch
 from fuseline.capture.attributes import Attributes
 from fuseline.capture.containers import holds_tensor, plain_number
 from fuseline.capture.errors import ProgramError, break_here
-from fuseline.capture.provenance import MISSING, is_python, lookup
+from fuseline.capture.provenance import CONSTANTS, IDENTITIES, MISSING, is_python, lookup
+from fuseline.capture.values import is_opaque, is_scalar
 
 _EXACT = frozenset({int, float, bool, str, complex})
 _NUMBERS = frozenset({int, float, bool, complex, torch.SymInt, torch.SymFloat})
@@ -110,6 +111,8 @@ class Operators(Attributes):
                     return not self.truth(found) if negated else found
         if tensor_left or isinstance(b, torch.Tensor):
             other = b if tensor_left else a
+            if is_scalar(other):
+                return self.record("call_function", op, (a, b), {})
             if not isinstance(other, (torch.Tensor, int, float, complex, bool, torch.SymInt, torch.SymFloat)) and op not in (
                     operator.eq, operator.ne):
                 return self.native(op, a, b) if not isinstance(other, (list, tuple)) else self.record(
@@ -124,6 +127,8 @@ class Operators(Attributes):
                                          f"unsupported operand type(s) for {symbol}: {names}"))
         self._known(a, op)
         self._known(b, op)
+        if is_scalar(a) or is_scalar(b):
+            a, b = plain_number(a), plain_number(b)
         return self.native(op, self.fixed(self.contents(a)), self.fixed(self.contents(b)))
 
     def _known(self, value: Any, op: Callable) -> None:
@@ -132,6 +137,8 @@ class Operators(Attributes):
                 value, (int, float, str, tuple, list, dict, set, frozenset, type)) and not is_python(type(value), "__init__") \
                 and op not in (operator.eq, operator.ne) and not hasattr(type(value), "__dataclass_fields__"):
             raise break_here("unknown-c-function", f"operators of {type(value).__name__} are not captured", "convert the value outside")
+        if self.source(value) is not None and is_opaque(type(value)) and not isinstance(value, (*CONSTANTS, *IDENTITIES)):
+            raise break_here("unknown-c-function", f"comparing a {type(value).__name__} is not captured", "compare it outside")
 
     def inplace(self, op: Callable, a: Any, b: Any) -> Any:
         """`a op= b`: the new value of a."""

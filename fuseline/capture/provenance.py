@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
+from fuseline.capture.values import LIBRARY_CONSTANTS, LIBRARY_IDENTITIES
 from fuseline.errors import InternalError
 from fuseline.ir.region import Guard, Pinned, Source, TypeOf
 
 # Values that are guarded by what they are equal to, and that need no source: they are their own recipe.
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device, torch.layout,
-             torch.memory_format, torch.Size, range)
+             torch.memory_format, torch.Size, range, *LIBRARY_CONSTANTS)
 # Objects that are guarded by identity: they live long and their meaning does not depend on mutable contents.
 IDENTITIES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType,
               types.WrapperDescriptorType, types.ClassMethodDescriptorType, classmethod, staticmethod, property,
-              types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType, enum.Enum)
+              types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType, enum.Enum, *LIBRARY_IDENTITIES)
 SYMBOLIC = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 SEQUENCES = (list, tuple, collections.deque)
 

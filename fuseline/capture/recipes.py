@@ -7,6 +7,8 @@ import enum
 import functools
 import gc
 import types
+import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from fuseline.capture.containers import ItemIterator, ProgramIterator
 from fuseline.capture.errors import break_here
 from fuseline.capture.native import Callback, Natives
 from fuseline.capture.provenance import CONSTANTS
+from fuseline.capture.values import FROZEN, copy_of_buffer, is_opaque, memory_of
 from fuseline.errors import InternalError
 from fuseline.ir.region import Attr, Cell, CellObject, CellOf, Const, FromGraph, FromSource, Item, New, Pinned, Recipe
 
@@ -41,6 +44,20 @@ def _advanced(iterator: Any, steps: int) -> Any:
     return iterator
 
 
+def _exception(cls: type[BaseException], args: tuple, state: dict) -> BaseException:
+    """An exception as if its class's own constructor had run, which the interpreter has followed."""
+    base = next(b for b in cls.__mro__ if not b.__flags__ & (1 << 9))
+    made = base.__new__(cls, *args)
+    base.__init__(made, *args)                             # type: ignore[misc]
+    made.args = args
+    for name, value in state.items():
+        if name.startswith("__") and name != "__notes__" or name in ("name", "path", "obj"):
+            object.__setattr__(made, name, value)
+        else:
+            made.__dict__[name] = value
+    return made
+
+
 class Recipes(Natives):
     """`recipes`: id of a value -> (value, recipe). `outputs`: the FX nodes that the graph returns."""
 
@@ -49,6 +66,7 @@ class Recipes(Natives):
         self._recipes: dict[int, tuple[Any, Recipe]] = {}
         self.outputs: list[Any] = []
         self._output_at: dict[Any, int] = {}
+        self._buffers: dict[int, Any] = {}
 
     def recipe(self, value: Any) -> Recipe:
         """The recipe of a value; the same for the same object. Raises Break for what cannot be rebuilt."""
@@ -98,13 +116,14 @@ class Recipes(Natives):
         if hasattr(kind, "symbolic_type"):
             return value.recipe(self)
         if isinstance(value, (type, types.ModuleType, enum.Enum, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
-                              types.GenericAlias, types.UnionType, property, staticmethod, classmethod)):
+                              types.GenericAlias, types.UnionType, property, staticmethod, classmethod, *FROZEN)):
             return Const(value)
         if kind is Callback:
             return self.recipe(value.target)
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             owner = value.__self__
-            if owner is None or isinstance(owner, (types.ModuleType, type)) or (value.__module__ or "").startswith("torch"):
+            module = getattr(value, "__module__", None) or ""
+            if owner is None or isinstance(owner, (types.ModuleType, type)) or module.startswith("torch"):
                 return Const(value)
             return New("call", [Const(getattr), self.recipe(owner), Const(value.__name__)])
         if kind is types.MethodType:
@@ -129,6 +148,17 @@ class Recipes(Natives):
             raise self._refuse(value)
         if kind in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
             return self._dict(value)
+        if kind is types.SimpleNamespace:
+            return self._begin(value, New("call", [Const(kind)], {k: self.recipe(v) for k, v in vars(value).items()}))
+        if kind is types.MappingProxyType:
+            return self._begin(value, New("call", [Const(kind), self.recipe(gc.get_referents(value)[0])]))
+        if kind is weakref.ReferenceType and value.__callback__ is None and value() is not None:
+            return self._begin(value, New("call", [Const(kind), self.recipe(value())]))
+        if (memory := memory_of(value)) is not None:
+            if id(memory) in self._buffers:
+                raise self._refuse(value)                  # two views of one array would no longer share it
+            self._buffers[id(memory)] = memory
+            return self._begin(value, New("call", [Const(copy_of_buffer), Const(copy_of_buffer(value))]))
         if kind is slice:
             return New("slice", [self.recipe(value.start), self.recipe(value.stop), self.recipe(value.step)])
         found = self._iterator(value)
@@ -195,7 +225,12 @@ class Recipes(Natives):
             made = self._dict(dict(value.mapping))
             return New("call", [New("call", [Const(getattr), made, Const(name.partition("_")[2])])])
         if kind in (zip, map, filter, enumerate) or kind.__module__ == "itertools" or name in _ITERATORS:
-            made_by, parts, *state = value.__reduce__()
+            try:
+                with warnings.catch_warnings():            # 3.12 announces that 3.14 has no __reduce__
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    made_by, parts, *state = value.__reduce__()
+            except TypeError:
+                raise self._refuse(value) from None
             made = New("call", [Const(made_by), *map(self._recipe_of_shadowed, parts)])
             return made if not state or state[0] is None else New("call", [Const(_placed), made, self.recipe(state[0])])
         return None
@@ -219,19 +254,27 @@ class Recipes(Natives):
         begun = New("call", [Const(make), over if view is None else New("call", [Const(view), over])])
         return New("call", [Const(_advanced), begun, Const(len(entries) - len(rest))])
 
+    def _exception(self, value: BaseException) -> New:
+        state = {name: getattr(value, name) for name in ("name", "path", "obj") if isinstance(
+            getattr(type(value), name, None), types.MemberDescriptorType) and getattr(value, name) is not None}
+        state.update(vars(value))
+        for name in ("__cause__", "__context__", "__suppress_context__"):
+            if getattr(value, name) not in (None, False):
+                state[name] = getattr(value, name)
+        return self._begin(value, New("call", [Const(_exception), self.recipe(type(value)), self.recipe(value.args), self.recipe(state)]))
+
     def _instance(self, value: Any) -> New:
         cls = type(value)
         if isinstance(value, BaseException):
-            if cls.__init__ in (BaseException.__init__, Exception.__init__) or cls.__module__ == "builtins":
-                return self._begin(value, New("call", [self.recipe(cls), *map(self.recipe, value.args)]))
-        elif not cls.__flags__ & (1 << 9):                 # a class in C: only Python's own containers are known
+            return self._exception(value)
+        if not cls.__flags__ & (1 << 9) or is_opaque(cls):       # a class in C: only Python's own containers are known
             raise self._refuse(value)
         made = self._begin(value, New("instance", [self.recipe(cls)]))
         if isinstance(value, dict):
             made.extra = self._dict(dict(dict.items(value)))
         elif isinstance(value, (list, set, collections.deque)):
             made.extra = New("list", [self.recipe(v) for v in list(value)])
-        elif isinstance(value, (int, float, str, bytes, tuple, BaseException, types.ModuleType)):
+        elif isinstance(value, (int, float, str, bytes, tuple, types.ModuleType)):
             raise self._refuse(value)
         for name, item in getattr(value, "__dict__", {}).items():
             made.fields[name] = self.recipe(item)

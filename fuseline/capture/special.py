@@ -12,7 +12,8 @@ import torch
 
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.frame import Unread
-from fuseline.capture.provenance import CONSTANTS
+from fuseline.capture.provenance import CONSTANTS, MISSING
+from fuseline.capture.values import PYTHON_FUNCTIONS
 from fuseline.ir.region import Attr, Item, Pinned
 
 if TYPE_CHECKING:
@@ -36,9 +37,13 @@ def super_(interpreter: Interpreter, args: tuple, kwargs: dict) -> Any:
     if not args:
         frame = interpreter.frames[-1]
         code = frame.code.code
-        if "__class__" not in frame.locals or not code.co_argcount and frame.code.varargs is None:
+        if not code.co_argcount:
+            raise ProgramError(RuntimeError("super(): no arguments"))
+        if "__class__" not in frame.locals:
             raise ProgramError(RuntimeError("super(): __class__ cell not found"))
         first = code.co_varnames[0]
+        if first not in frame.locals:
+            raise ProgramError(RuntimeError("super(): arg[0] deleted"))
         owner = interpreter.world.load_cell(frame.locals["__class__"])
         instance = frame.locals[first]
         if first in code.co_cellvars:
@@ -55,7 +60,7 @@ def super_(interpreter: Interpreter, args: tuple, kwargs: dict) -> Any:
 @special(sys.exc_info)
 def exc_info(interpreter: Interpreter, args: tuple, kwargs: dict) -> tuple:
     error = interpreter.handled
-    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+    return (None, None, None) if error is None else (type(error), error, interpreter.world.getattr(error, "__traceback__"))
 
 
 if hasattr(sys, "exception"):
@@ -131,6 +136,17 @@ def signature(interpreter: Interpreter, args: tuple, kwargs: dict) -> inspect.Si
                     raise refusal
                 world.read(value, Item(Attr(source, name), key))
     return world.native(inspect.signature, types.MethodType(function, world) if bound else function)
+
+
+def _of_constants(function: types.FunctionType) -> Callable:
+    def call(interpreter: Interpreter, args: tuple, kwargs: dict) -> Any:
+        found = interpreter.world.of_values(function, args, kwargs)
+        return interpreter.inline(function, args, kwargs) if found is MISSING else found
+    return call
+
+
+for _function in PYTHON_FUNCTIONS:
+    SPECIAL[_function] = _of_constants(_function)
 
 
 @special(torch.backends.mha.get_fastpath_enabled)

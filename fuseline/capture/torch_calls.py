@@ -15,6 +15,7 @@ from fuseline.capture.errors import RestartCapture, break_here
 from fuseline.capture.operators import Operators
 from fuseline.capture.provenance import CONSTANTS, lookup
 from fuseline.capture.refusals import demands, refused
+from fuseline.capture.values import is_scalar
 from fuseline.ir.region import GraphBreak
 
 # Modules of torch whose Python functions are leaves of the graph; all other Python code of torch is interpreted.
@@ -38,6 +39,8 @@ _NEED_ELEMENTS = frozenset({"max", "min", "amax", "amin", "aminmax", "argmax", "
 # Functions that need the values of floats. PyTorch chooses kernels and derivatives by exponents; sizes are made of numbers.
 _NEED_VALUES = frozenset({"pow", "pow_", "ipow", "__pow__", "__rpow__", "__ipow__", "float_power", "norm", "vector_norm", "arange", "range",
                           "interpolate", "upsample", "upsample_nearest", "upsample_bilinear"})
+# To these a NumPy number is an array of its own dtype; to all others it is a Python number.
+_SEES_SCALARS = frozenset({"tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor", "is_tensor"})
 # C functions that change the state of the process: recorded, and done, so that later operators see it.
 _SETTERS = frozenset({"_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
                       "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache"})
@@ -103,6 +106,8 @@ class TorchCalls(Operators):
         """
         if target is operator.pow and not isinstance(args[0], torch.Tensor):
             target = torch.pow                             # FX would print -2 ** x, which is -(2 ** x)
+        if _name(target) in _SEES_SCALARS and any(map(is_scalar, (*args, *kwargs.values()))):
+            raise break_here("numpy", f"{_name(target)} of a NumPy number is not captured", "give it a Python number")
         args = tuple(self._plain(a) for a in args)
         kwargs = {k: self._plain(v) for k, v in kwargs.items()}
         if _name(target) in _NEED_VALUES:
@@ -145,10 +150,6 @@ class TorchCalls(Operators):
         self._bind(result, node)
         return result
 
-    def _demand(self, holds: Callable, message: str) -> None:
-        """Record that the graph raises RuntimeError(message) unless a formula of the tensor that is given first holds everywhere."""
-        self.record("call_function", torch._assert_async, (holds(lambda f, *args: self.record("call_function", f, args, {})), message), {})
-
     def _asked(self, function: Callable, answer: Any) -> None:
         """The program asked for a setting of the process: guard it, unless it is among those that a region may change."""
         name = _name(function)
@@ -158,6 +159,10 @@ class TorchCalls(Operators):
             self.guard(None, "mode", (name, answer))
         else:
             self.asks_modes = True
+
+    def _demand(self, holds: Callable, message: str) -> None:
+        """Record that the graph raises RuntimeError(message) unless a formula of the tensor that is given first holds everywhere."""
+        self.record("call_function", torch._assert_async, (holds(lambda f, *args: self.record("call_function", f, args, {})), message), {})
 
     def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:
         """Raise Break where an operator would resize the tensors that it writes its results into."""
@@ -187,6 +192,8 @@ class TorchCalls(Operators):
 
     def _plain(self, value: Any) -> Any:
         """An argument as torch may see it: containers from outside as wrapped copies, at every depth."""
+        if is_scalar(value):
+            return value.item()
         if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
             inside = self.contents(value)
             if isinstance(inside, dict):
@@ -203,7 +210,7 @@ class TorchCalls(Operators):
             found = self.nodes.get(id(value))
             if found is None:
                 raise break_here("unknown-tensor", "a tensor that native code made cannot be an argument", "make it with torch operations")
-            return found[1]
+            return self.local(found[1])
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.number_node(value)
         if isinstance(value, enum.IntEnum):
