@@ -15,6 +15,7 @@ import types
 from dataclasses import replace
 from typing import Any
 
+from fuseline import torch_internals
 from fuseline.capture import copying, opcodes  # noqa: F401  they register what calls and instructions do
 from fuseline.capture.calls import bind, check_inlined
 from fuseline.capture.containers import plain_number
@@ -59,7 +60,8 @@ def interpret(start: FrameStart, options: Options, dynamic: frozenset) -> Region
             try:
                 attempt = Interpreter(start, options, dynamic, stops, state)
                 attempt.world.spans = spans
-                return attempt.run_region()
+                with torch_internals.quiet_failures():
+                    return attempt.run_region()
             except RestartShared as again:
                 spans = (*spans, *again.spans)
             except RestartCapture as again:
@@ -203,6 +205,7 @@ class Interpreter:
             else:                                          # it was raised before it was caught
                 error.step, error.where = self.raised.get(id(value), (error.step, error.where, value))[:2]
             self.raised[id(value)] = (error.step, error.where, value)
+            self.world.tracebacks.raised(value, error.step)
         if ins.catch is None:
             raise error
         index, depth, with_offset = ins.catch

@@ -10,6 +10,7 @@ from fuseline.capture.frame import Frame
 from fuseline.capture.instructions import prepare
 from fuseline.capture.interpret import Interpreter
 from fuseline.capture.process_state import ProcessState
+from fuseline.capture.tracebacks import Tracebacks
 from fuseline.options import Options
 
 TAKES_CALLBACK = (map, filter, sorted, max, min, functools.reduce)
@@ -28,6 +29,7 @@ def guarded(function, *args, **kwargs):
 class PlainWorld:
     def __init__(self, options, dynamic, where):
         self.where = where
+        self.tracebacks = Tracebacks()
 
     def source(self, value):
         return None

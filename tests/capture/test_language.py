@@ -38,7 +38,7 @@ def plain(value):
     if isinstance(value, torch.Tensor):
         return value.dtype, value.tolist()
     if isinstance(value, BaseException):
-        return type(value), plain(value.args), plain(value.__cause__), plain(value.__context__), plain(vars(value))
+        return type(value).__name__, plain(value.args), plain(value.__cause__), plain(value.__context__), plain(vars(value))
     if isinstance(value, (list, tuple)):
         return type(value), *map(plain, value)
     if isinstance(value, dict):
@@ -264,4 +264,65 @@ def iterators_of_every_kind_go_on():
         first = [next(it) for it in its]
         show("break")
         return x * 2, first, [next(it, None) for it in its]
+    return fn
+
+
+# ---------------------------------------------------------------- exceptions
+
+@whole
+def exceptions_keep_what_they_carry():
+    class Error(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a}-b")
+            self.a, self.b = a, b
+
+    def fn(x):
+        found = []
+        try:
+            try:
+                raise KeyError("inner")
+            except KeyError as error:
+                error.add_note("note")
+                raise Error(1, x + 1) from error
+        except Error as error:
+            found += [error, error.__traceback__ is None, error.with_traceback(error.__traceback__) is error]
+        try:
+            from math import no_such_name  # noqa: F401
+        except ImportError as error:
+            found.append((error.name, str(error)))
+        return found
+    return fn
+
+
+@whole
+def errors_of_calls():
+    def fn(x):
+        found = []
+        for attempt in (lambda: (lambda: 0)(**{1: 2}), lambda: (lambda: 0)(*3), lambda: max(*3), lambda: (lambda: 0)(**3), lambda: type(),
+                        lambda: super(), lambda: len(), lambda: isinstance(1), lambda: f"{3:q}", lambda: [][0]()):        # noqa: F524
+            try:
+                found.append(attempt())
+            except Exception as error:
+                found.append((type(error).__name__, str(error), repr(error.__context__)))
+        return x + 1, found
+    return fn
+
+
+@breaking
+def who_looks_into_a_traceback_gets_the_real_one():
+    class Manager:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, error, traceback):
+            self.line = traceback.tb_lineno if traceback is not None else None
+            return True
+
+    def fn(x):
+        with Manager() as manager:
+            x = x + 1
+            raise ValueError
+        with manager as other:
+            x = x * 2
+        return x, other.line
     return fn

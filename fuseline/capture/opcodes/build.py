@@ -120,16 +120,21 @@ def dict_update(frame: Frame, ins: Instruction) -> None:
     stack.pop()
 
 
+def shown_name(function: Any) -> str:
+    """How CPython names a callable in errors about its arguments."""
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    if not isinstance(name, str):
+        return str(function)
+    return f"{module}.{name}()" if isinstance(module, str) and module != "builtins" else f"{name}()"
+
+
 @opcode("DICT_MERGE")
 def dict_merge(frame: Frame, ins: Instruction) -> None:
     """As DICT_UPDATE, for `f(**a, **b)`: a key that is there already is an error."""
     stack = frame.stack
     target = stack[-1 - ins.number]
     function = stack[-3 - ins.number] if len(stack) >= 3 + ins.number else None
-    name = getattr(function, "__qualname__", None)
-    name = f"{getattr(function, '__module__', '')}.{name}()" if name else "function"
-    if name.startswith("builtins."):
-        name = name[len("builtins."):]
+    name = shown_name(function)
     for key, value in mapping_items(frame.interpreter, stack[-1], f"{name} argument after ** must be a mapping, not {{}}"):
         if key in target:
             raise ProgramError(TypeError(f"{name} got multiple values for keyword argument '{key}'"))

@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 from fuseline.capture.calls import mapping_items
+from fuseline.capture.errors import ProgramError
 from fuseline.capture.frame import NULL, Frame
 from fuseline.capture.instructions import Instruction, opcode
-from fuseline.capture.opcodes.build import unpacked
+from fuseline.capture.opcodes.build import shown_name, unpacked
 
 
 @opcode("CALL")
@@ -33,12 +34,14 @@ def call_function_ex(frame: Frame, ins: Instruction) -> None:
     stack, has_keywords = frame.stack, ins.number & 1
     kwargs = {}
     function = stack[-2 - has_keywords]
+    name = shown_name(function)
     if has_keywords:
-        kwargs = dict(mapping_items(frame.interpreter, stack[-1], "argument after ** must be a mapping, not {}"))
+        kwargs = dict(mapping_items(frame.interpreter, stack[-1], f"{name} argument after ** must be a mapping, not {{}}"))
+        if not all(isinstance(key, str) for key in kwargs):
+            raise ProgramError(TypeError("keywords must be strings"))
     given = stack[-1 - has_keywords]
-    name = getattr(function, "__qualname__", type(function).__name__)
     args = given if type(given) is tuple and frame.world.source(given) is None else tuple(
-        unpacked(frame, given, f"{name}() argument after * must be an iterable, not {{}}"))
+        unpacked(frame, given, f"{name} argument after * must be an iterable, not {{}}"))
     frame.pending = 3 + has_keywords
     value = frame.interpreter.call(function, args, kwargs, True)
     del stack[-3 - has_keywords:]

@@ -87,7 +87,8 @@ def before_with(frame: Frame, ins: Instruction) -> None:
 def with_except_start(frame: Frame, ins: Instruction) -> None:
     """stack: exit, lasti, previous, exception -> same, exit's answer"""
     error = frame.stack[-1]
-    answer = frame.interpreter.call(frame.stack[-4], (type(error), error, error.__traceback__), {})
+    traceback = frame.world.getattr(error, "__traceback__")
+    answer = frame.interpreter.call(frame.stack[-4], (type(error), error, traceback), {})
     frame.stack.append(answer)
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.frame import Frame
 from fuseline.capture.instructions import Instruction, opcode
+from fuseline.errors import InternalError
 from fuseline.ir.region import Pinned
 
 _BINARY = {"+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
@@ -122,6 +123,13 @@ def get_len(frame: Frame, ins: Instruction) -> None:
 
 # ---------------------------------------------------------------- text
 
+def _plain_text(value: object, spec: str) -> str:
+    try:
+        return format(value, spec)
+    except ValueError as error:
+        raise ProgramError(error) from None
+
+
 @opcode("FORMAT_VALUE")
 def format_value(frame: Frame, ins: Instruction) -> None:
     stack, call = frame.stack, frame.interpreter.call
@@ -132,7 +140,7 @@ def format_value(frame: Frame, ins: Instruction) -> None:
     if convert is not None:
         value = call(convert, (value,), {})
     if type(value) is not str or spec != "":
-        value = format(value, spec) if type(value) in _PLAIN and type(spec) is str else call(format, (value, spec), {})
+        value = _plain_text(value, spec) if type(value) in _PLAIN and type(spec) is str else call(format, (value, spec), {})
     if has_spec:
         stack.pop()
     stack[-1] = value
@@ -147,7 +155,8 @@ def import_name(frame: Frame, ins: Instruction) -> None:
     level, names = stack[-2:]
     package = frame.globals.get("__package__") or frame.globals.get("__name__", "")
     full = importlib.util.resolve_name("." * level + ins.arg, package) if level else ins.arg
-    wanted = [full] + [f"{full}.{n}" for n in names or () if n != "*" and not hasattr(sys.modules.get(full), n)]
+    is_package = hasattr(sys.modules.get(full), "__path__")   # only a package has modules that are still to be loaded
+    wanted = [full] + [f"{full}.{n}" for n in names or () if is_package and n != "*" and not hasattr(sys.modules[full], n)]
     if any(name not in sys.modules for name in wanted):
         raise break_here("import", f"importing {full} for the first time runs its code",
                          "import it at the top of the file")
@@ -166,6 +175,16 @@ def import_from(frame: Frame, ins: Instruction) -> None:
         if not isinstance(error.value, AttributeError):
             raise
         if not isinstance(loaded, ModuleType):
-            raise ProgramError(ImportError(f"cannot import name {ins.arg!r} from {getattr(module, '__name__', '?')!r}")) from None
+            raise ProgramError(_no_such_name(module, ins.arg)) from None
         value = frame.world.read(loaded, Pinned(loaded))
     frame.stack.append(value)
+
+
+def _no_such_name(module: object, name: str) -> ImportError:
+    """The error that Python itself raises for `from module import name`."""
+    namespace = {"__name__": "__main__", "__builtins__": {"__import__": lambda *_: module}}
+    try:
+        exec(f"from module import {name}", namespace)
+    except ImportError as error:
+        return error
+    raise InternalError(f"{name} could be imported after all")
