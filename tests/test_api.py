@@ -220,3 +220,13 @@ def test_recompile_reasons_name_the_argument_and_size():
     f(torch.ones(3, 160))
     assert fuseline.recompile_reasons(f)[0].startswith("argument x: size 1 was 128, now 160")
     assert fuseline.compile_count() == 2
+
+
+def test_a_growing_cache_is_compiled_for_its_absence_once_for_a_size_and_once_for_any():
+    """The call that is compiled anew is compared with the entry for a cache, not with the one for None."""
+    step = eager(lambda x, cache=None: x * 2 if cache is None else torch.cat([cache[0], x * cache[1].sum()], 1))
+    cache = step(torch.ones(2, 3))
+    for n in range(5):
+        x = torch.ones(2, 3 if n == 0 else 1)[:, -1:]
+        cache = step(x, (cache, cache + 1))
+    assert fuseline.compile_count() <= 3

@@ -22,7 +22,7 @@ from fuseline.errors import GraphBreakError, InternalError, NotSupported, Recomp
 from fuseline.ir.entry import Assembled, CompiledEntry, drive
 from fuseline.ir.fetch import fetch, parameter
 from fuseline.ir.record import CompileRecord
-from fuseline.ir.region import Item, Local, Source
+from fuseline.ir.region import Guard, Item, Local, Source
 from fuseline.options import Options
 from fuseline.runtime import control
 from fuseline.runtime.fast_check import FastCheck
@@ -317,9 +317,9 @@ class Dispatcher:
 
     # -- what became dynamic --------------------------------------------------------------------------------
     def _closest(self, arguments: Mapping[str, Any], cells: Mapping[str, Any]) -> list:
-        """The failures of the entry that fails least."""
+        """The failures of the entry that fails least: sizes and numbers are less than types, keys and lengths."""
         found = [failures(e.compiled.guards, arguments, cells) for e in self.entries]
-        return min(found, key=len) if found else []
+        return min(found, key=lambda failed: (sum(map(_is_structural, failed)), len(failed))) if found else []
 
     def _reason(self, arguments: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
         failed = self._closest(arguments, cells)
@@ -348,6 +348,12 @@ class Dispatcher:
                         guard.kind == "equals" and type(guard.value) is float and type(now) is float):
                     found.add((guard.source, None))
         self.dynamic = frozenset(found)
+
+
+def _is_structural(failed: tuple[Guard, str]) -> bool:
+    """Whether a failed guard says more than that a tensor or a number is another one."""
+    guard = failed[0]
+    return guard.kind != "tensor" and not (guard.kind == "equals" and type(guard.value) in (int, float))
 
 
 def _default(function: FunctionType, name: str, index: int) -> Any:
