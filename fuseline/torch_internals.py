@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,6 +63,24 @@ def autocast_state() -> tuple:
             torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled())
 
 
+def autocast_switches() -> list[tuple[str, bool, torch.dtype]]:
+    """(device, enabled, dtype) of autocast for CPU and CUDA."""
+    return [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
+
+
+def restore_autocast(switches: list[tuple[str, bool, torch.dtype]]) -> None:
+    """Make autocast what `autocast_switches` gave."""
+    for device, enabled, dtype in switches:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def switch_autocast_off() -> None:
+    """Turn autocast off as a program does: code that runs now can turn it on again."""
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_enabled(device, False)
+
+
 def _function_modes() -> list:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
@@ -107,7 +127,7 @@ TRANSFORM_STEPS = frozenset(getattr(torch._C._functorch, name) for name in (
 
 def is_transformed(tensor: torch.Tensor) -> bool:
     """True for a tensor as the function under a torch.func transform sees it, also after the transform's end."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._C._functorch.is_dead_tensor_wrapper(tensor)
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def transform_wrappers() -> tuple[dict[Callable, Callable], Callable]:
@@ -165,6 +185,20 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def new_fake_mode(shape_env: Any = None) -> _FakeTensorMode:
     return _FakeTensorMode(shape_env=shape_env)
+
+
+_quiet = threading.local()
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not getattr(_quiet, "on", False))
+
+
+@contextlib.contextmanager
+def quiet_failures() -> Iterator[None]:
+    """Within it, in this thread, torch does not log the traceback of an operator that fails on fake tensors: we handle it."""
+    before, _quiet.on = getattr(_quiet, "on", False), True
+    try:
+        yield
+    finally:
+        _quiet.on = before
 
 
 def to_fake(mode: _FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

@@ -284,6 +284,9 @@ class Attributes(Containers):
             return self.record("call_function", getattr, (tensor, name), {})
         raw = lookup(torch.Tensor, name)[1]
         if raw is MISSING:
+            written = self._written(tensor, name)
+            if written is not MISSING and written is not ABSENT:
+                return written
             if real is not None and name in real.__dict__:
                 return self.read(real.__dict__[name], Attr(self.found_at(tensor), name))
             if real is not None:
@@ -362,6 +365,11 @@ class Attributes(Containers):
             self.plain_setattr(module, name, value)
 
     def _set_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        """An attribute of the program's own; PyTorch's own ones are left to Python."""
+        if lookup(torch.Tensor, name)[1] is MISSING and not name.startswith("__"):
+            self.overlay.setdefault(id(tensor), (tensor, {}))[1][name] = value
+            self.effect("setattr", tensor, name, value)
+            return
         raise break_here("tensor-attribute", f"assigning .{name} of a tensor is not captured", "assign it outside the compiled function")
 
     def delattr(self, obj: Any, name: str) -> None:

@@ -60,6 +60,7 @@ _TORCH_INLINED = frozenset({"is_scripting", "is_tracing", "is_initialized", "is_
 _SCRIPT_IF_TRACING = "__script_if_tracing_wrapper"
 # What `inspect` has that depends on its arguments alone.
 _INSPECT_INLINED = frozenset({"isfunction", "ismethod", "isclass", "ismodule", "isbuiltin", "isroutine", "isgenerator", "iscode",
+                              "isgeneratorfunction", "iscoroutinefunction", "_has_code_flag",
                               "getmro", "cleandoc"})
 
 
@@ -73,9 +74,10 @@ def check_inlined(function: FunctionType) -> None:
                                 or function.__qualname__.startswith(("Signature.", "Parameter.", "BoundArguments."))):
         return
     if known is None and module.startswith("torch."):
-        if module.startswith("torch.autograd") and function.__name__ in ("grad", "backward"):
+        if module == "torch.autograd" and function.__name__ in ("grad", "backward"):
             known = ("autograd", "differentiate outside the compiled function")
         elif function.__name__ not in _TORCH_INLINED and _SCRIPT_IF_TRACING not in function.__dict__ and not (
+                module == "torch.autograd.function" and function.__code__.co_qualname.startswith("once_differentiable.")) and not (
                 module == "torch.autograd.forward_ad" and torch_internals.transform_depth()):
             parts = module.split(".")
             known = next((TORCH_NOT_INLINED[p] for p in (".".join(parts[:n]) for n in (2, 3)) if p in TORCH_NOT_INLINED), None)

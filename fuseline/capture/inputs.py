@@ -4,7 +4,8 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from fuseline import torch_internals
 from fuseline.capture.errors import break_here
 from fuseline.capture.provenance import CONSTANTS, MISSING, Provenance
+from fuseline.capture.subgraph import Subgraph
 from fuseline.ir.region import Attr, Computed, GraphInput, Guard, InDict, Item, Local, Pinned, Source, TensorFacts
 from fuseline.options import Options
 
@@ -34,7 +36,8 @@ class Inputs(Provenance):
         self.options, self.dynamic = options, dynamic
         self.shape_env = torch_internals.new_shape_env(data_dependent_sizes=options.fullgraph)
         self.fake_mode = torch_internals.new_fake_mode(self.shape_env)
-        self.graph = torch.fx.Graph()
+        self.graph = self.root = torch.fx.Graph()
+        self.subgraph: Subgraph | None = None              # what operators are recorded in now, if that is not the root
         self.inputs: list[GraphInput] = []
         self.nodes: dict[int, tuple[Any, Any]] = {}
         self.fakes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -55,10 +58,33 @@ class Inputs(Provenance):
         return self.read_object(value, source)
 
     def _placeholder(self, source: Source, example: Any, static: bool) -> Any:
-        node = self.graph.placeholder(f"arg{len(self.inputs)}")
+        node = self.root.placeholder(f"arg{len(self.inputs)}")
         node.meta["example_value"] = example
         self.inputs.append(GraphInput(node.name, source, example, static))
         return node
+
+    @contextmanager
+    def separate_graph(self) -> Iterator[Subgraph]:
+        """Record operators in a graph of their own; what they read from the root becomes an input of it."""
+        self.subgraph = subgraph = Subgraph(self)
+        self.graph, before = subgraph.graph, dict(self._symbol_nodes)
+        try:
+            yield subgraph
+        finally:
+            self.graph, self.subgraph = self.root, None
+            for symbol, (node, _) in list(self._symbol_nodes.items()):
+                if node.graph is subgraph.graph:
+                    del self._symbol_nodes[symbol]
+                    if symbol in before:
+                        self._symbol_nodes[symbol] = before[symbol]
+
+    def local(self, node: Any) -> Any:
+        """The node as the graph that is recorded now has it. Raises Break for one of another subgraph."""
+        if node.graph is self.graph:
+            return node
+        if self.subgraph is None or node.graph is not self.root:
+            raise break_here("autograd-function", "a tensor that a custom backward made is used elsewhere", "return it as a gradient")
+        return self.subgraph.lift(node)
 
     def wrap(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         """The fake tensor that stands for a real one. Raises Break for classes of tensors that are not captured."""
@@ -242,8 +268,8 @@ class Inputs(Provenance):
         if known is not None:
             node, axis = known
             if axis is None:
-                return node
-            made = self.graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+                return self.local(node)
+            made = self.graph.call_function(torch.ops.aten.sym_size.int, (self.local(node), axis))
             made.meta["example_value"] = torch_internals.number_from(self.shape_env, expression)
             self._symbol_nodes[expression] = (made, None)
             return made

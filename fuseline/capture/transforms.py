@@ -7,6 +7,7 @@ leads back to the call of the transform, which Python then executes (see `Interp
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,17 @@ def is_transform(function: FunctionType) -> bool:
     return (function.__globals__.get("__name__") or "").startswith("torch._functorch.")
 
 
+def _calling(function: Callable) -> Callable[[Interpreter, tuple, dict], Any]:
+    def call(interpreter: Interpreter, args: tuple, kwargs: dict) -> Any:
+        return interpreter.call(function, args, kwargs)
+    return call
+
+
 def _register() -> None:
     """Python functions of torch around C functions: the C function is called."""
     wrappers, load_decompositions = torch_internals.transform_wrappers()
     for wrapper, function in wrappers.items():
-        SPECIAL[wrapper] = lambda interpreter, args, kwargs, function=function: interpreter.call(function, args, kwargs)
+        SPECIAL[wrapper] = _calling(function)
 
     @special(load_decompositions)
     def loaded(interpreter: Interpreter, args: tuple, kwargs: dict) -> None:

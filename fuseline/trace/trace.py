@@ -13,7 +13,7 @@ from fuseline import torch_internals
 from fuseline.errors import NotSupported
 from fuseline.ir.expr import Expr, substitute
 from fuseline.ir.graph import Graph, Node, ScalarType, TensorType, nodes_in
-from fuseline.ir.traced import Mutation, OutputSpec, Traced, storage_root
+from fuseline.ir.traced import Mutation, OutputSpec, Traced, ViewStep, storage_root
 from fuseline.trace.decompose import table
 from fuseline.trace.functionalize import Alias
 from fuseline.trace.record import Recorder
@@ -278,6 +278,8 @@ class _Trace:
             if alias.parent is None:
                 return OutputSpec("input", root.input, requires_grad=grad)
             return OutputSpec("view", root.input, "input", steps, None, grad, tracked, root.tensor.storage_offset())
+        if tracked and not root.tensor.requires_grad:        # a result of a custom function, or a view of one
+            root, steps = self._differentiable_base(alias)
         if root.tensor is r or (shared[alias.store] == 1 and not untracked_view):
             if alias.store not in base_at:
                 forward.append(recorder.fresh(recorder.current(r), r))
@@ -286,11 +288,23 @@ class _Trace:
                     base_at[alias.store] = len(forward) - 1
                 return OutputSpec("value", len(forward) - 1, requires_grad=grad)
             return OutputSpec("value", base_at[alias.store], requires_grad=grad)
+        if alias.store in base_at and tracked and tensors[base_at[alias.store]] is not root.tensor:
+            raise NotSupported("two results of autograd functions share memory")
         if alias.store not in base_at:
             base_at[alias.store] = len(forward)
             forward.append(recorder.fresh(recorder.current(root.tensor), root.tensor))
             tensors.append(root.tensor)
         return OutputSpec("view", base_at[alias.store], "output", steps, None, grad, tracked)
+
+    def _differentiable_base(self, alias: Alias) -> tuple[Alias, tuple[ViewStep, ...]]:
+        """(the oldest alias that has a gradient, which must show the whole memory, and the view steps from it to here)"""
+        steps: list[ViewStep] = []
+        while alias.parent is not None and alias.parent.tensor.requires_grad:
+            steps.append(alias.step)                             # type: ignore[arg-type]
+            alias = alias.parent
+        if any(step.op not in ("aten.detach.default", "aten.alias.default") for step in alias.path()[1]):
+            raise NotSupported("a differentiable view of a tensor without gradient is returned")
+        return alias, tuple(reversed(steps))
 
     # ------------------------------------------------------------ backward
     def _backward(self, differentiable: list[torch.Tensor]) -> tuple[list[Node], dict[int, Node]]:
@@ -301,7 +315,8 @@ class _Trace:
             tangents = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in differentiable]
             nodes = [recorder.input(t, "tangent") for t in tangents]
             try:
-                with recorder, _state(False), torch_internals.disable_autocast(), torch.autograd.set_multithreading_enabled(False):
+                with recorder, _state(False), torch.autograd.set_multithreading_enabled(False):
+                    torch_internals.switch_autocast_off()
                     grads = torch.autograd.grad(differentiable, list(self.leaves.values()), tangents, allow_unused=True)
                     return nodes, {i: recorder.current(g) for i, g in zip(self.leaves, grads) if g is not None}
             except torch_internals.unsupported_in_trace() as error:
@@ -317,7 +332,7 @@ def _state(grad_enabled: bool) -> Any:
     """Grad mode as given inside; it, autocast and the random generators afterwards as before, whatever the graph does."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     grad, depth = torch.is_grad_enabled(), torch_internals.transform_depth()
-    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    autocast = torch_internals.autocast_switches()
     try:
         with torch.random.fork_rng(devices):
             torch_internals.set_grad_enabled(grad_enabled)
@@ -325,9 +340,7 @@ def _state(grad_enabled: bool) -> Any:
     finally:
         torch_internals.leave_transforms(depth)
         torch_internals.set_grad_enabled(grad)
-        for device, enabled, dtype in autocast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
+        torch_internals.restore_autocast(autocast)
 
 
 # ---------------------------------------------------------------- finishing the graph

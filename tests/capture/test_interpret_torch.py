@@ -209,5 +209,4 @@ class Untouched(torch.autograd.Function):
 def test_autograd_functions_are_captured_where_no_gradient_is_wanted():
     with torch.no_grad():
         check(lambda x: Doubled.apply(x, 2) + 1, (torch.ones(3),), regions=1)
-        assert len(check(lambda x: Untouched.apply(x) + 1, (torch.ones(3),), fullgraph=False)) > 1
-    assert len(check(lambda x: Doubled.apply(x, 2) + 1, (torch.ones(3, requires_grad=True),), fullgraph=False)) > 1
+        check(lambda x: Untouched.apply(x) + 1, (torch.ones(3),), regions=1)
