@@ -121,3 +121,11 @@ class Scale(float):
 
 def test_numbers_of_subclasses_are_operands():
     torch.testing.assert_close(*both(lambda x: x * Scale(0.3) + torch.full((2,), Scale(2.0)), torch.ones(2)))
+
+
+def test_an_operator_that_breaks_the_graph_logs_nothing(caplog):
+    def padded(x):
+        return torch.nn.functional.pad(x, (0, x.sum().to(torch.int64)))
+
+    assert fuseline.compile(padded, backend="eager")(torch.ones(3)).shape == (6,)
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
