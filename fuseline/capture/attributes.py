@@ -269,12 +269,15 @@ class Attributes(Containers):
         return self.native(getattr, proxy, name)
 
     def _tensor_attribute(self, tensor: torch.Tensor, name: str) -> Any:
+        if name == "grad_fn" and tensor.grad_fn is None and self.real_of.get(id(tensor), tensor).is_leaf:
+            return None
         if name in _VALUES_OF_TENSOR:
             raise break_here("tensor-internals", f"reading .{name} of a tensor is not captured", "read it outside the compiled function")
         real = self.real_of.get(id(tensor))
         if name == "grad":
-            if real is None:
-                return None
+            written = self._written(tensor, name)
+            if written is not MISSING or real is None:
+                return None if written is MISSING else written
             return self.read(real.grad, Attr(self.found_at(tensor), "grad"))
         if name == "data" and real is not None:
             alias = self.record("call_function", getattr, (tensor, name), {})
@@ -370,7 +373,21 @@ class Attributes(Containers):
             self.overlay.setdefault(id(tensor), (tensor, {}))[1][name] = value
             self.effect("setattr", tensor, name, value)
             return
+        real = self.real_of.get(id(tensor))
+        if name == "grad" and real is not None and real.is_leaf and self._can_be_gradient(tensor, value):
+            self.overlay.setdefault(id(tensor), (tensor, {}))[1][name] = value
+            self.effect("grad", tensor, "", value)
+            return
+        if name == "requires_grad" and value is tensor.requires_grad:
+            return
         raise break_here("tensor-attribute", f"assigning .{name} of a tensor is not captured", "assign it outside the compiled function")
+
+    @staticmethod
+    def _can_be_gradient(tensor: torch.Tensor, value: Any) -> bool:
+        """Whether `tensor.grad = value` raises nothing, for sizes that are known."""
+        return value is None or isinstance(value, torch.Tensor) and value is not tensor and (value.dtype, value.device) == (
+            tensor.dtype, tensor.device) and not any(isinstance(n, torch.SymInt) for n in (*value.shape, *tensor.shape)) \
+            and value.shape == tensor.shape
 
     def delattr(self, obj: Any, name: str) -> None:
         cls = type(obj)

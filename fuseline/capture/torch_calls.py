@@ -62,6 +62,9 @@ class TorchCalls(Operators):
 
     def torch_method(self, name: str, args: tuple, kwargs: dict) -> Any:
         """A method of a tensor; args[0] is the tensor."""
+        if name == "requires_grad_" and len(args) + len(kwargs) < 3 and args[0].requires_grad is (
+                args[1] if len(args) > 1 else kwargs.get("requires_grad", True)):
+            return args[0]
         if name != "requires_grad_" or self.source(args[0]) is not None:
             self._check(name)
         if name in ("size", "dim", "numel", "nelement", "ndimension", "stride", "is_contiguous", "is_floating_point", "is_complex",
