@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fuseline.capture.class_entries import ClassEntries
 from fuseline.capture.containers import Containers
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.provenance import MISSING, is_python, lookup
@@ -44,6 +45,8 @@ class Attributes(Containers):
             return self._super_attribute(obj, name)
         if cls is Traceback:
             obj.look_into()
+        if cls is ClassEntries:
+            return obj.get if name == "get" else obj.whole()
         if isinstance(obj, type):
             return self._class_attribute(obj, name)
         if isinstance(obj, types.ModuleType) and not is_python(cls, "__getattribute__"):
@@ -109,6 +112,15 @@ class Attributes(Containers):
         written = self._written(base, name)
         return written if written is not MISSING else self.read(raw, ClassDict(self._owner(base), name))
 
+    def class_entry(self, cls: type, name: Any, default: Any) -> Any:
+        """`cls.__dict__.get(name, default)`."""
+        written = self._written(cls, name)
+        if written is ABSENT or written is MISSING and name not in cls.__dict__:
+            if written is MISSING:
+                self.guard(self._owner(cls), "absent", name)
+            return default
+        return written if written is not MISSING else self._guarded_member(cls, cls, cls.__dict__[name], name)
+
     def _owner(self, cls: type) -> Any:
         found = self.source(cls)
         return found if found is not None else Pinned(cls)
@@ -149,9 +161,9 @@ class Attributes(Containers):
         if kind is types.FunctionType:
             return types.MethodType(raw, obj)
         if kind is staticmethod:
-            return raw.__func__
+            return self._unwrapped(raw)
         if kind is classmethod:
-            return types.MethodType(raw.__func__, cls)
+            return types.MethodType(self._unwrapped(raw), cls)
         if is_python(kind, "__get__"):
             return self.interpreter_call(lookup(kind, "__get__")[1], (raw, obj, cls), {})
         if hasattr(kind, "__get__"):
@@ -183,6 +195,8 @@ class Attributes(Containers):
             if written is not None:
                 shadow = dict(self.contents(entries))
                 for key, value in written[1].items():
+                    if _in_class(obj, key):
+                        continue
                     shadow.pop(key, None) if value is ABSENT else shadow.__setitem__(key, value)
                 self.shadows[id(entries)] = (entries, shadow)
         return entries
@@ -191,7 +205,7 @@ class Attributes(Containers):
         """The dict of an object from outside got (or lost, if ABSENT) an entry."""
         self.overlay.setdefault(id(obj), (obj, {}))[1][name] = value
         entries = obj.__dict__ if type(obj).__dictoffset__ and not isinstance(obj, type) else None
-        if entries is not None and self.source(entries) is not None:
+        if entries is not None and self.source(entries) is not None and not _in_class(obj, name):
             shadow = self.writable(entries)
             if value is ABSENT:
                 shadow.pop(name, None)
@@ -211,6 +225,13 @@ class Attributes(Containers):
         value = self.native(getattr, module, name)         # a lazy submodule, or Python's own attributes
         return self.read(value, Attr(self.source(module) or Pinned(module), name))
 
+    def _unwrapped(self, method: Any) -> Any:
+        """The function in a staticmethod or classmethod, which never holds another one."""
+        source = self.source(method)
+        if source is not None and self.source(method.__func__) is None:
+            self.register(method.__func__, Attr(source, "__func__"))
+        return method.__func__
+
     def _class_attribute(self, cls: type, name: str) -> Any:
         meta_base, meta_raw = lookup(type(cls), name)
         if meta_raw is not MISSING and hasattr(type(meta_raw), "__set__") and meta_base is not type:
@@ -218,6 +239,8 @@ class Attributes(Containers):
                 return self.interpreter_call(meta_raw.fget, (cls,), {})
             return self.native(getattr, cls, name)
         base, raw = lookup(cls, name)
+        if name == "__dict__" and not cls.__flags__ & _IMMUTABLE_CLASS:
+            return ClassEntries(self, cls)
         if raw is MISSING or name in ("__dict__", "__mro__", "__bases__", "__name__", "__qualname__", "__class__", "__module__", "__doc__"):
             for owner in cls.__mro__:
                 written = self._written(owner, name)
@@ -233,9 +256,9 @@ class Attributes(Containers):
         raw = self._guarded_member(cls, base, raw, name)
         kind = type(raw)
         if kind is classmethod:
-            return types.MethodType(raw.__func__, cls)
+            return types.MethodType(self._unwrapped(raw), cls)
         if kind is staticmethod:
-            return raw.__func__
+            return self._unwrapped(raw)
         if kind is types.FunctionType or not hasattr(kind, "__get__"):
             return raw
         if is_python(kind, "__get__"):
@@ -258,9 +281,9 @@ class Attributes(Containers):
             if type(raw) is property and raw.fget is not None:
                 return self.interpreter_call(self._accessor(raw, base, "fget", name), (instance,), {})
             if type(raw) is classmethod:
-                return types.MethodType(raw.__func__, cls)
+                return types.MethodType(self._unwrapped(raw), cls)
             if type(raw) is staticmethod:
-                return raw.__func__
+                return self._unwrapped(raw)
             if is_python(type(raw), "__get__"):
                 return self.interpreter_call(lookup(type(raw), "__get__")[1], (raw, instance, cls), {})
             if hasattr(type(raw), "__get__"):
@@ -336,7 +359,7 @@ class Attributes(Containers):
         if name == "__traceback__" and isinstance(obj, BaseException) and type(value) is Traceback:
             self.tracebacks.assign(obj, value)
             return
-        if self.source(obj) is None and not (isinstance(obj, type) and obj not in self.made_classes):
+        if self.source(obj) is None and not (isinstance(obj, type) and id(obj) not in self.made_classes):
             if isinstance(obj, type):
                 self.native(setattr, obj, name, value)
             elif is_python(cls, "__setattr__"):
@@ -422,3 +445,6 @@ class Attributes(Containers):
         self.effect("delattr", obj, name)
 
 
+def _in_class(obj: Any, name: str) -> bool:
+    """Whether an attribute lives in a slot of the class, not in the instance's dict."""
+    return isinstance(lookup(type(obj), name)[1], types.MemberDescriptorType)
