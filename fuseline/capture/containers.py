@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from fuseline import torch_internals
+from fuseline.capture.class_entries import ClassEntries
 from fuseline.capture.errors import Break, CannotCapture, ProgramError, RegionEnd, RestartCapture, break_here
 from fuseline.capture.inputs import Inputs
-from fuseline.capture.provenance import CONSTANTS, IDENTITIES, is_python, lookup
+from fuseline.capture.provenance import CONSTANTS, IDENTITIES, MISSING, is_python, lookup
 from fuseline.ir.region import Item, KeyAt, Source
 
 PASS_THROUGH = (Break, CannotCapture, ProgramError, RegionEnd, RestartCapture)
@@ -100,7 +101,7 @@ class Containers(Inputs):
     store_global: Callable[..., None]
     cell_source: Callable[..., Source | None]
     written_globals: dict[tuple[int, str], Any]
-    made_classes: set[type]
+    made_classes: dict[int, tuple[type, int]]
     calls: int
 
     """shadows   id of a container from outside -> (container, shadow)      owners   id of an instance dict -> the instance"""
@@ -213,6 +214,11 @@ class Containers(Inputs):
         if isinstance(value, torch.Tensor):
             return self.record("call_function", operator.getitem, (value, self._index(key)), {})
         cls = type(value)
+        if cls is ClassEntries:
+            found = value.get(key, MISSING)
+            if found is MISSING:
+                raise ProgramError(KeyError(key))
+            return found
         if is_python(cls, "__getitem__"):
             return self.interpreter_call(self.special_method(value, "__getitem__"), (key,), {})
         if isinstance(value, type):
@@ -310,6 +316,7 @@ class Containers(Inputs):
             self.plain_delattr(self.owners[id(value)], key)
         elif self.source(value) is None or isinstance(value, (dict, list, collections.deque)):
             if isinstance(value, dict):
+                key = plain_number(key)
                 self.probe(self.contents(value), key)
             else:
                 key = self.index_of(key)
@@ -322,6 +329,8 @@ class Containers(Inputs):
         cls = type(value)
         if isinstance(value, torch.Tensor):
             raise break_here("data-dependent-branch", "`in` on a tensor looks at its values", "compute the condition with torch.where")
+        if cls is ClassEntries:
+            return value.get(key, MISSING) is not MISSING
         if is_python(cls, "__contains__"):
             return self.truth(self.interpreter_call(self.special_method(value, "__contains__"), (key,), {}))
         if isinstance(value, (dict, set, frozenset)):
@@ -344,6 +353,8 @@ class Containers(Inputs):
                 raise ProgramError(TypeError("iteration over a 0-d tensor"))
             return ItemIterator(list(self.record("call_method", "unbind", (value, 0), {})))
         cls = type(value)
+        if cls is ClassEntries:
+            value.whole()
         if hasattr(cls, "__next__"):
             self.touch()                                   # who asks for an iterator's iterator advances it
         if cls in (ItemIterator, ProgramIterator) or hasattr(cls, "symbolic_type"):

@@ -119,7 +119,7 @@ class Generator:
         if signal is YIELDED:
             return frame.result
         self.closed = True
-        raise StopIteration(frame.result)
+        raise StopIteration(*(() if frame.result is None else (frame.result,)))
 
     def recipe(self, world: Any) -> New:
         """How to make the generator at run time. Raises RestartCapture if it has begun: the region must end before it."""

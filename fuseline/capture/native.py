@@ -59,6 +59,8 @@ _INPLACE = {getattr(operator, n) for n in ("iadd", "isub", "imul", "itruediv", "
 
 
 _PARTS_KNOWN = (*CONSTANTS, list, tuple, dict, set, frozenset, collections.deque)
+# Classes whose instances hold their arguments as they are, without looking into them.
+_HOLDS_ARGUMENTS = frozenset({functools.partial, types.MethodType, weakref.ReferenceType, staticmethod, classmethod, property})
 # Containers that native code may iterate over itself: it runs no method of the program.
 _PARTS_KNOWN_NATIVELY = frozenset({list, tuple, dict, set, frozenset, range, collections.deque, collections.OrderedDict,
                                    collections.defaultdict, collections.Counter})
@@ -471,7 +473,9 @@ class Natives(Library):
             if cls.__module__.startswith("torch") and (
                     cls.__name__ in ("Generator", "Event", "Stream", "_InferenceMode") or "Guard" in cls.__name__):
                 raise break_here("unsupported-torch", f"{cls.__name__}(...) is not captured", "make it outside the compiled function")
-            return self.native(cls, *map(self.contents, args), **kwargs)
+            if cls is weakref.ReferenceType and (len(args) > 1 or kwargs):
+                raise break_here("weak-reference", "a weak reference with a callback is not captured", "make it outside")
+            return self.native(cls, *(args if cls in _HOLDS_ARGUMENTS else map(self.contents, args)), **kwargs)
         if cls.__flags__ & (1 << 9):                       # a class of the program without a constructor of its own
             return self.native(cls, *map(self._iterable, args), **kwargs)
         raise break_here("unknown-c-function", f"{cls.__module__}.{cls.__name__} is written in C and is not known to be pure",

@@ -111,6 +111,9 @@ class Operators(Attributes):
                     return not self.truth(found) if negated else found
         if tensor_left or isinstance(b, torch.Tensor):
             other = b if tensor_left else a
+            if not isinstance(other, torch.Tensor) and hasattr(type(other), "__torch_function__"):
+                raise break_here("torch-function", f"{type(other).__name__}.__torch_function__ decides what the operator does",
+                                 "pass it tensors, or call the method yourself")
             if is_scalar(other):
                 return self.record("call_function", op, (a, b), {})
             if not isinstance(other, (torch.Tensor, int, float, complex, bool, torch.SymInt, torch.SymFloat)) and op not in (

@@ -15,12 +15,12 @@ import torch
 
 from fuseline import torch_internals
 from fuseline.capture.containers import ItemIterator, ProgramIterator
-from fuseline.capture.errors import break_here
+from fuseline.capture.errors import RestartCapture, break_here
 from fuseline.capture.native import Callback, Natives
 from fuseline.capture.provenance import CONSTANTS
 from fuseline.capture.values import FROZEN, copy_of_buffer, is_opaque, memory_of
 from fuseline.errors import InternalError
-from fuseline.ir.region import Attr, Cell, CellObject, CellOf, Const, FromGraph, FromSource, Item, New, Pinned, Recipe
+from fuseline.ir.region import Attr, Cell, CellObject, CellOf, Const, FromGraph, FromSource, GraphBreak, Item, New, Pinned, Recipe
 
 # Iterators of Python's own containers: `__reduce__` tells what they go over and how far they are.
 _ITERATORS = frozenset({"list_iterator", "tuple_iterator", "range_iterator", "list_reverseiterator", "str_ascii_iterator", "str_iterator",
@@ -34,7 +34,9 @@ _VIEWS = frozenset({"dict_keys", "dict_values", "dict_items", "odict_keys", "odi
 
 
 def _placed(iterator: Any, state: Any) -> Any:
-    iterator.__setstate__(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        iterator.__setstate__(state)
     return iterator
 
 
@@ -115,6 +117,10 @@ class Recipes(Natives):
             return self._cell(value)
         if hasattr(kind, "symbolic_type"):
             return value.recipe(self)
+        if id(value) in self.made_classes:
+            raise RestartCapture(self.made_classes[id(value)][1], GraphBreak(
+                "class-definition", "", f"the class {value.__name__} is in use where the region ends",
+                "define the class outside the compiled function"))
         if isinstance(value, (type, types.ModuleType, enum.Enum, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
                               types.GenericAlias, types.UnionType, property, staticmethod, classmethod, *FROZEN)):
             return Const(value)
@@ -151,7 +157,9 @@ class Recipes(Natives):
         if kind is types.SimpleNamespace:
             return self._begin(value, New("call", [Const(kind)], {k: self.recipe(v) for k, v in vars(value).items()}))
         if kind is types.MappingProxyType:
-            return self._begin(value, New("call", [Const(kind), self.recipe(gc.get_referents(value)[0])]))
+            shown = gc.get_referents(value)[0]
+            shown = next((outside for outside, shadow in self.shadows.values() if shadow is shown), shown)
+            return self._begin(value, New("call", [Const(kind), self.recipe(shown)]))
         if kind is weakref.ReferenceType and value.__callback__ is None and value() is not None:
             return self._begin(value, New("call", [Const(kind), self.recipe(value())]))
         if (memory := memory_of(value)) is not None:

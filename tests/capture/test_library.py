@@ -150,3 +150,57 @@ def test_objects_made_in_c_are_left_to_python_where_the_region_ends():
         print(end="")
         return getter(x), keys
     assert compiled(fail)(torch.ones(2))[1] == [1, 2, 3]
+
+
+def test_weak_references_made_inside_refer_to_the_object_itself():
+    class Hooked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Identity()
+
+        def forward(self, x):
+            handle = self.inner.register_forward_hook(lambda module, args, output: output * 3)
+            y = self.inner(x)
+            handle.remove()
+            return y + self.inner(x)
+    module = Hooked()
+    target = compiled(module)
+    assert [float(target(torch.ones(1))) for _ in range(4)] == [4.0] * 4 and not module.inner._forward_hooks
+
+
+def test_objects_that_hold_their_arguments_hold_those_of_the_caller():
+    def program(xs, d):
+        xs.append(1)
+        d["q"] = 4
+        return functools.partial(max, xs), types.MappingProxyType(d), weakref.ref(program)
+    xs, d = [], {"k": 1}
+    held, proxy, reference = compiled(program, fullgraph=True)(xs, d)
+    d["z"] = 2
+    assert held.args[0] is xs and xs == [1] and proxy == {"k": 1, "q": 4, "z": 2} and reference() is program
+
+
+def test_attributes_of_tensors_are_written_and_read():
+    def program(x):
+        y = x + 1
+        y.tag, x.tag, x.kept = "new", 3, y
+        return y, y.tag, y * x.tag, hasattr(x, "other"), x.kept
+    x, target = torch.ones(2), compiled(program, fullgraph=True)
+    for _ in range(2):
+        y, tag, scaled, other, kept = target(x)
+        assert y.tag == tag == "new" and x.kept is y is kept and x.tag == 3 and not other and scaled[0] == 6
+
+
+def test_operators_of_objects_with_torch_function_are_left_to_python():
+    class Wrapped:
+        def __init__(self, value):
+            self.value = value
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return function(*[a.value if isinstance(a, cls) else a for a in args], **(kwargs or {}))
+
+    def program(x):
+        y = x * 2
+        return y + Wrapped(y), torch.add(Wrapped(y), 1)
+    for a, b in zip(program(torch.ones(2)), compiled(program)(torch.ones(2))):
+        assert torch.equal(a, b)
