@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from fuseline import torch_internals
-from fuseline.capture import copying, opcodes  # noqa: F401  they register what calls and instructions do
+from fuseline.capture import checkpointing, copying, opcodes  # noqa: F401  they register what calls and instructions do
 from fuseline.capture.calls import bind, check_inlined
+from fuseline.capture.class_entries import ClassEntries
 from fuseline.capture.containers import plain_number
 from fuseline.capture.errors import Break, CannotCapture, ProgramError, RegionEnd, RestartCapture, break_here
 from fuseline.capture.frame import DONE, NULL, Frame, FrameStart, Unread
@@ -25,7 +26,7 @@ from fuseline.capture.generators import Generator
 from fuseline.capture.instructions import Code, prepare
 from fuseline.capture.liveness import live_locals
 from fuseline.capture.process_state import ProcessState
-from fuseline.capture.provenance import CONSTANTS
+from fuseline.capture.provenance import CONSTANTS, is_python
 from fuseline.capture.shared_memory import RestartShared, Span
 from fuseline.capture.special import SPECIAL
 from fuseline.capture.transforms import is_transform
@@ -256,7 +257,7 @@ class Interpreter:
                 return self.inline(function, args, kwargs, direct and not is_transform(function))
             if kind is types.MethodType:
                 receiver = function.__self__
-                if type(receiver) is Generator:
+                if type(receiver) in (Generator, ClassEntries):
                     return self._generator_method(function, args, kwargs)
                 if world.source(function) is not None:
                     source = world.source(function)
@@ -278,7 +279,7 @@ class Interpreter:
                     special = None
                 return special(self, args, kwargs) if special is not None else world.call(function, args, kwargs)
             method = _python_call(kind)
-            if method is None:
+            if method is None or issubclass(kind, (torch_internals.Operator, torch_internals.OperatorPacket)):
                 return world.call(function, args, kwargs)
             if "__call__" in getattr(function, "__dict__", ()):
                 # Special methods are looked up on the type, past the instance's own entry.
@@ -429,13 +430,44 @@ def build_class(interpreter: Interpreter, args: tuple, kwargs: dict) -> type:
     body, name, *bases = args
     resolved = types.resolve_bases(tuple(bases))
     meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
-    if meta is not type or any(_customises(base) for base in resolved):
-        raise break_here("class-definition", f"the class {name} is made by code of its metaclass or base class",
-                         "define the class outside the compiled function")
+    _check_made_by_type(name, meta, resolved)
     frame = interpreter.new_frame(body, prepare(body.__code__), {})
     frame.namespace = dict(namespace)
     interpreter.run(frame)
-    return meta(name, resolved, frame.namespace, **keywords)
+    return _make_class(interpreter, name, resolved, frame.namespace, keywords)
+
+
+def type_(interpreter: Interpreter, args: tuple, kwargs: dict) -> type:
+    """`type(value)`, and `type(name, bases, namespace)`."""
+    world = interpreter.world
+    if len(args) != 3:
+        return world.call(type, args, kwargs)
+    name, bases, entries = args[0], tuple(world.iterate(args[1])), args[2]
+    if not isinstance(name, str) or not all(isinstance(base, type) for base in bases) or not isinstance(entries, dict):
+        return world.native(type, *args, **kwargs)
+    _check_made_by_type(name, types.prepare_class(name, bases)[0], bases)
+    namespace = dict(world.contents(entries))
+    namespace.setdefault("__module__", interpreter.frames[-1].globals.get("__name__"))
+    return _make_class(interpreter, name, bases, namespace, kwargs)
+
+
+def _check_made_by_type(name: str, meta: type, bases: tuple) -> None:
+    if meta is not type or any(_customises(base) for base in bases):
+        raise break_here("class-definition", f"the class {name} is made by code of its metaclass or base class",
+                         "define the class outside the compiled function")
+
+
+def _make_class(interpreter: Interpreter, name: str, bases: tuple, namespace: dict, keywords: dict) -> type:
+    """The class, for this region alone: one that must outlive it is made by Python."""
+    world = interpreter.world
+    named = {key: value for key, value in namespace.items() if is_python(type(value), "__set_name__")}
+    made = world.native(type, name, bases, {key: None if key in named else value for key, value in namespace.items()}, **keywords)
+    world.made_classes[id(made)] = made, interpreter.break_position()
+    for key, value in named.items():
+        type.__setattr__(made, key, value)
+    for key, value in named.items():
+        interpreter.call(world.special_method(value, "__set_name__"), (made, key), {})
+    return made
 
 
 def _customises(base: type) -> bool:
@@ -443,3 +475,4 @@ def _customises(base: type) -> bool:
 
 
 SPECIAL[builtins.__build_class__] = build_class
+SPECIAL[type] = type_

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fuseline.capture.containers import plain_number
 from fuseline.capture.errors import Break, ProgramError
 from fuseline.capture.provenance import CONSTANTS, is_python
 from fuseline.capture.torch_calls import TorchCalls
@@ -64,7 +65,7 @@ class Protocols(TorchCalls):
     def hash(self, value: Any) -> int:
         """hash(value), with `__hash__` in the interpreter."""
         if isinstance(value, torch.Tensor) or not defines(value, ("__hash__",)):
-            return self.native(hash, self.contents(value))
+            return self.native(hash, plain_number(self.contents(value)))
         if isinstance(value, tuple) and not is_python(type(value), "__hash__"):
             return self.native(hash, tuple(map(self.hash, value)))
         found = self.interpreter_call(self.special_method(value, "__hash__"), (), {})

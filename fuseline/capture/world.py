@@ -36,7 +36,7 @@ class World(Recipes):
         self.written_globals: dict[tuple[int, str], Any] = {}
         self._cells: dict[int, tuple[types.CellType, Source]] = {}
         self._cell_contents: dict[int, Any] = {}
-        self.made_classes: set[type] = set()
+        self.made_classes: dict[int, tuple[type, int]] = {}       # with the step before they were made
         self.calls = 0
         self.asks_modes = False                            # whether the program asked for grad mode, default dtype and the like
         self.modes = torch_internals.capture_modes()
@@ -175,6 +175,10 @@ class World(Recipes):
         fake = super().wrap(tensor, source)
         self._versions.setdefault(id(fake), torch_internals.version_of(fake))
         return fake
+
+    def first_version(self, fake: torch.Tensor) -> int:
+        """How often an input had been written when it was first read."""
+        return self._versions.get(id(fake), 0)
 
     def _graph_module(self) -> Any:
         """The graph without inputs that nothing uses; None if there is nothing to run."""

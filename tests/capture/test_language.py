@@ -326,3 +326,87 @@ def who_looks_into_a_traceback_gets_the_real_one():
             x = x * 2
         return x, other.line
     return fn
+
+
+@whole
+def except_star():
+    def fn(x):
+        found = []
+        for group in (ExceptionGroup("g", [ValueError(1), TypeError(2), ExceptionGroup("n", [KeyError(3), ValueError(4)])]), ValueError(5)):
+            try:
+                try:
+                    raise group
+                except* ValueError as part:
+                    found.append(repr(part))
+                    x = x + 1
+                except* TypeError:
+                    raise KeyError("new") from None
+                finally:
+                    x = x * 2
+            except BaseException as error:
+                found.append(repr(error))
+        return x, found
+    return fn
+
+
+# ---------------------------------------------------------------- classes
+
+@whole
+def classes_of_one_region():
+    class Named:
+        def __set_name__(self, owner, name):
+            self.name = name
+
+        def __get__(self, instance, owner):
+            return self.name
+
+    def fn(x):
+        class A:
+            offset = x + 1
+            label = Named()
+
+            def method(self):
+                return self.offset * 2
+
+        B = type("B", (A,), {"method": lambda self: super(B, self).method() + 1, "__slots__": ()})
+        A.extra = 5
+        return A().method(), B().method(), B.__name__, B().label, B.extra, B.__module__ == __name__
+    return fn
+
+
+@breaking
+def a_class_that_outlives_its_region():
+    classes = []
+
+    def fn(x):
+        class A:
+            offset = x + 1
+        classes.append(A)
+        return A().offset, type("B", (), {"k": x * 2})().k, len(set(classes)), classes[0].offset
+    return fn
+
+
+@whole
+def entries_of_classes_are_read_fresh():
+    class A:
+        n = 0
+
+    def fn(x):
+        A.n = A.n + 1
+        before = A.__dict__["n"], "m" in A.__dict__, vars(A).get("m", 7)
+        A.m = 3
+        return x + A.__dict__["n"], before, A.__dict__.get("m")
+    return fn
+
+
+def test_entries_of_classes_are_guarded():
+    class A:
+        n = 1
+
+    compiled = fuseline.compile(lambda x: x + A.__dict__["n"] + A.__dict__.get("m", 0), backend="eager", options={"strict": True})
+    x = torch.zeros(2)
+    assert compiled(x)[0] == 1
+    A.n = 2
+    assert compiled(x)[0] == 2
+    A.m = 5
+    assert compiled(x)[0] == 7

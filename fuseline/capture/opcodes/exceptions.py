@@ -1,11 +1,13 @@
 """raise, except, finally and with."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.frame import Frame
 from fuseline.capture.instructions import Instruction, opcode
+from fuseline.capture.provenance import is_python
 
 
 @opcode("RAISE_VARARGS")
@@ -63,9 +65,64 @@ def check_exc_match(frame: Frame, ins: Instruction) -> None:
     frame.stack[-1] = any(kind in type(frame.stack[-2]).__mro__ for kind in wanted)
 
 
-@opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR")
-def exception_group(frame: Frame, ins: Instruction) -> None:
-    raise break_here("except-star", "except* is not captured", "handle the exception group outside the compiled function")
+@opcode("CHECK_EG_MATCH")
+def check_eg_match(frame: Frame, ins: Instruction) -> None:
+    """stack: exception (or None), classes -> what except* leaves of it, the group that it handles (or None)"""
+    error, kinds = frame.stack[-2:]
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ProgramError(TypeError("catching classes that do not inherit from BaseException is not allowed"))
+        if issubclass(kind, BaseExceptionGroup):
+            raise ProgramError(TypeError("catching ExceptionGroup with except* is not allowed. Use except instead."))
+    handled: BaseException | None = None
+    rest = error
+    if isinstance(error, kinds):
+        handled, rest = (error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", (error,))), None
+    elif isinstance(error, BaseExceptionGroup):
+        if any(is_python(type(error), name) for name in ("split", "derive", "subgroup")):
+            raise break_here("except-star", "an exception group that splits itself in Python is not captured",
+                             "handle the exception group outside the compiled function")
+        handled, rest = error.split(kinds)
+    frame.stack[-2:] = rest, handled
+    if handled is not None:
+        frame.interpreter.handled = handled
+
+
+@opcode("PREP_RERAISE_STAR")
+def prep_reraise_star(frame: Frame, ins: Instruction) -> None:
+    """stack: exception, list of what was raised in the except* blocks and of what none handled -> what goes on, or None"""
+    error, found = frame.stack[-2:]
+    rest = _after_star(error, [e for e in found if e is not None])
+    known = frame.interpreter.raised.get(id(error))
+    if rest is not None and known is not None:             # where the region can end before the group was raised
+        frame.interpreter.raised.setdefault(id(rest), (*known[:2], rest))
+    frame.stack[-2:] = [rest]
+
+
+def _after_star(error: BaseException, found: list[BaseException]) -> BaseException | None:
+    if not isinstance(error, BaseExceptionGroup):
+        return found[0] if found else None
+    again = [e for e in found if _is_part(e, error)]
+    raised = [e for e in found if not _is_part(e, error)]
+    kept = {id(leaf) for group in again for leaf in _leaves(group)}
+    rest = error.subgroup(lambda e: not isinstance(e, BaseExceptionGroup) and id(e) in kept)
+    if rest is not None:
+        raised.append(rest)
+    return BaseExceptionGroup("", raised) if len(raised) > 1 else raised[0] if raised else None
+
+
+def _is_part(error: BaseException, whole: BaseException) -> bool:
+    """Whether a group was split from another one, and not raised anew."""
+    return isinstance(error, BaseExceptionGroup) and all(
+        getattr(error, name, None) is getattr(whole, name, None) for name in ("__notes__", "__cause__", "__context__"))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inside in error.exceptions:
+            yield from _leaves(inside)
+    else:
+        yield error
 
 
 @opcode("BEFORE_WITH")

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import operator
 import sys
+import typing
 
 from fuseline.capture.calls import next_item
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.frame import YIELDED, Frame
 from fuseline.capture.generators import Generator
 from fuseline.capture.instructions import Instruction, opcode
+from fuseline.capture.opcodes.exceptions import prep_reraise_star
 
 _AFTER_3_12 = sys.version_info >= (3, 12)
 
@@ -60,7 +62,8 @@ def end_send(frame: Frame, ins: Instruction) -> None:
 
 @opcode("CALL_INTRINSIC_1")
 def call_intrinsic_1(frame: Frame, ins: Instruction) -> None:
-    """3.12: 3 is StopIteration -> RuntimeError at a generator's edge, 5 unary plus, 6 list to tuple."""
+    """3.12: 3 is StopIteration -> RuntimeError at a generator's edge, 5 unary plus, 6 list to tuple,
+    7 to 10 type parameters."""
     value = frame.stack[-1]
     if ins.number == 3:
         if isinstance(value, StopIteration):
@@ -71,13 +74,26 @@ def call_intrinsic_1(frame: Frame, ins: Instruction) -> None:
         frame.stack[-1] = frame.world.unary(operator.pos, value)
     elif ins.number == 6:
         frame.stack[-1] = tuple(value)
+    elif ins.number in (7, 8, 9):
+        made_by = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)[ins.number - 7]
+        frame.stack[-1] = made_by(value) if ins.number == 9 else made_by(value, infer_variance=True)       # type: ignore[call-arg]
+    elif ins.number == 10:
+        frame.stack[-1] = typing.Generic[value]                # type: ignore[index]
     else:
         raise break_here("unsupported-syntax", f"{ins.arg} is not captured", "move the statement out of the compiled function")
 
 
 @opcode("CALL_INTRINSIC_2")
 def call_intrinsic_2(frame: Frame, ins: Instruction) -> None:
-    raise break_here("unsupported-syntax", f"{ins.arg} is not captured", "move the statement out of the compiled function")
+    """3.12: 1 ends an except* statement, 4 gives a function its type parameters."""
+    if ins.number == 1:
+        prep_reraise_star(frame, ins)
+    elif ins.number == 4:
+        function, parameters = frame.stack[-2:]
+        function.__type_params__ = parameters
+        frame.stack.pop()
+    else:
+        raise break_here("unsupported-syntax", f"{ins.arg} is not captured", "move the statement out of the compiled function")
 
 
 @opcode("PRINT_EXPR", "IMPORT_STAR")
