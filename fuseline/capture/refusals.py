@@ -16,6 +16,10 @@ _NOT_OF_BOOLS = frozenset({"abs", "absolute", "relu", "relu_", "floor", "ceil", 
                            "max_pool2d"})
 _NOT_OF_INTEGERS = frozenset({"softmax", "log_softmax", "gelu", "silu", "softplus", "elu", "var", "std", "var_mean", "std_mean", "hypot",
                               "lerp", "frac", "logaddexp"})
+# Operators whose tensors have one dtype (or it depends on the path which one the result has), unless autocast converts.
+_OF_ONE_DTYPE = frozenset({"mm", "bmm", "mv", "dot", "vdot", "matmul", "__matmul__", "addmm", "addmv", "addr", "baddbmm", "addbmm",
+                           "linear", "bilinear", "cross", "linalg_cross", "binary_cross_entropy", "huber_loss", "conv1d", "conv2d", "conv3d"})
+_NORMALIZATIONS = frozenset({"layer_norm", "batch_norm", "group_norm", "instance_norm"})
 
 
 def refused(name: str, args: tuple, kwargs: dict) -> str:
@@ -34,6 +38,9 @@ def refused(name: str, args: tuple, kwargs: dict) -> str:
         found = torch.result_type(args[0], flat[1])
         if not torch.can_cast(found, args[0].dtype):
             return f"a result of type {found} cannot be cast to {args[0].dtype}"
+    if (name in _OF_ONE_DTYPE or name in _NORMALIZATIONS) and _mixes_dtypes(
+            name, [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]):
+        return f"{name} of tensors of several dtypes"
     dtypes = {t.dtype for t in tensors}
     if name in _NOT_OF_BOOLS and dtypes == {torch.bool}:
         return f"{name} is not implemented for booleans"
@@ -41,6 +48,15 @@ def refused(name: str, args: tuple, kwargs: dict) -> str:
             and not any(isinstance(a, torch.dtype) for a in args):
         return f"{name} is not implemented for integers"
     return ""
+
+
+def _mixes_dtypes(name: str, tensors: list[torch.Tensor]) -> bool:
+    """Whether dtypes differ, but for half types that are normalised with f32 parameters on the CPU."""
+    found, device = {t.dtype for t in tensors}, tensors[0].device.type
+    if len(found) == 1 or torch.is_autocast_enabled(device):
+        return False
+    halves = name in _NORMALIZATIONS and device == "cpu" and tensors[0].dtype in (torch.float16, torch.bfloat16)
+    return not (halves and found == {tensors[0].dtype, torch.float32})
 
 
 def _partly_overlapping(name: str, args: tuple) -> bool:
