@@ -18,7 +18,8 @@ _NOT_OF_INTEGERS = frozenset({"softmax", "log_softmax", "gelu", "silu", "softplu
                               "lerp", "frac", "logaddexp"})
 # Operators whose tensors have one dtype (or it depends on the path which one the result has), unless autocast converts.
 _OF_ONE_DTYPE = frozenset({"mm", "bmm", "mv", "dot", "vdot", "matmul", "__matmul__", "addmm", "addmv", "addr", "baddbmm", "addbmm",
-                           "linear", "bilinear", "cross", "linalg_cross", "binary_cross_entropy", "huber_loss", "conv1d", "conv2d", "conv3d"})
+                           "linear", "bilinear", "cross", "linalg_cross", "binary_cross_entropy", "huber_loss", "conv1d", "conv2d",
+                           "conv3d"})
 _NORMALIZATIONS = frozenset({"layer_norm", "batch_norm", "group_norm", "instance_norm"})
 
 
