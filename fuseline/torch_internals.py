@@ -130,12 +130,13 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def transform_wrappers() -> tuple[dict[Callable, Callable], Callable]:
-    """(Python function of torch around a C function of transforms -> that C function, what must have run before the first vmap)."""
+def transform_wrappers() -> tuple[dict[Callable, Callable], tuple[Callable, ...]]:
+    """(Python function of torch around a C function of transforms -> that C function, functions that load torch's formulas once)."""
     from torch._functorch import predispatch
     found = {getattr(predispatch, name.removesuffix("_impl")): function
              for name, function in vars(predispatch).items() if name.endswith("_impl")}
-    return found, predispatch.lazy_load_decompositions
+    load = getattr(torch.autograd.forward_ad, "_maybe_load_decompositions", None)                 # not in every version
+    return found, (predispatch.lazy_load_decompositions, *([] if load is None else [load]))
 
 
 def transform_gradient() -> Callable:
@@ -325,10 +326,13 @@ def symbolic_formulas(wanted: bool) -> AbstractContextManager:
 
 
 def to_symbolic_fake(mode: _FakeTensorMode, tensor: torch.Tensor, axes: frozenset[int], label: str) -> torch.Tensor:
-    """A fake tensor whose extents along `axes` are symbols; the others are constants."""
+    """A fake tensor whose extents along `axes` are symbols; the others are constants, and so are strides that extents do not tell."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
     sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC for i in range(tensor.dim())]
-    return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+    told = {1, *(n * s for n, s in zip(tensor.shape, tensor.stride()))}
+    strides = [DimDynamic.INFER_STRIDE if s in told else DimDynamic.STATIC for s in tensor.stride()]
+    return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(
+        dynamic_sizes=sizes, dynamic_strides=strides))
 
 
 def new_symbolic_int(shape_env: Any, value: int, label: str) -> torch.SymInt:

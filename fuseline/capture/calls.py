@@ -37,7 +37,6 @@ TORCH_NOT_INLINED = {
     "torch.func": ("torch-func", "apply torch.func transforms outside the compiled function"),
     "torch.autograd.forward_ad": ("forward-mode", "use forward-mode differentiation outside the compiled function"),
     "torch.autograd.function": ("autograd-function", "none: it runs in PyTorch"),
-    "torch.autograd.functional": ("autograd", "differentiate outside the compiled function"),
     "torch.autograd.graph": ("autograd", "use hooks on saved tensors outside the compiled function"),
     "torch.autograd.profiler": ("profiler", "profile outside the compiled function"),
     "torch.profiler": ("profiler", "profile outside the compiled function"),
@@ -76,13 +75,18 @@ def check_inlined(function: FunctionType) -> None:
     if known is None and module.startswith("torch."):
         if module == "torch.autograd" and function.__name__ in ("grad", "backward"):
             known = ("autograd", "differentiate outside the compiled function")
-        elif function.__name__ not in _TORCH_INLINED and _SCRIPT_IF_TRACING not in function.__dict__ and not (
-                module == "torch.autograd.function" and function.__code__.co_qualname.startswith("once_differentiable.")) and not (
-                module == "torch.autograd.forward_ad" and torch_internals.transform_depth()):
+        elif function.__name__ not in _TORCH_INLINED and _SCRIPT_IF_TRACING not in function.__dict__ and not _differentiates(function):
             parts = module.split(".")
             known = next((TORCH_NOT_INLINED[p] for p in (".".join(parts[:n]) for n in (2, 3)) if p in TORCH_NOT_INLINED), None)
     if known is not None:
         raise break_here(known[0], f"{module}.{function.__qualname__} is not captured", known[1])
+
+
+def _differentiates(function: FunctionType) -> bool:
+    """Whether a Python function of torch's packages for gradients is one that is interpreted."""
+    module, name = function.__globals__.get("__name__"), function.__code__.co_qualname
+    return module == "torch.autograd.function" and name.startswith("once_differentiable.") or module == "torch.autograd.forward_ad" \
+        and torch_internals.transform_depth() > 0 or module == "torch.utils.checkpoint" and name.startswith("checkpoint_sequential")
 
 
 # ---------------------------------------------------------------- arguments
@@ -190,10 +194,12 @@ def next_item(interpreter: Interpreter, iterator: Iterator) -> tuple[bool, Any]:
         if isinstance(error.value, StopIteration):
             return False, error.value.value
         raise
-    except RuntimeError as error:                     # "dictionary changed size during iteration" and its like
-        if "changed size" in str(error) or "mutated during" in str(error) or "changed during" in str(error):
-            raise ProgramError(error) from None
-        raise
+    except torch_internals.unsupported_in_trace() as error:
+        interpreter.touch()                           # the iterator is in the middle of something
+        raise break_here("data-dependent", f"a {type(iterator).__name__} needs the values of a tensor",
+                         "keep the values on the device, or read them outside the compiled function") from error
+    except (RuntimeError, ValueError, TypeError) as error:      # "changed size during iteration", zip(strict=True), an item that is none
+        raise ProgramError(error) from None
 
 
 def mapping_items(interpreter: Interpreter, mapping: Any, message: str) -> list[tuple[Any, Any]]:

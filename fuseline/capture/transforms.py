@@ -32,15 +32,20 @@ def _calling(function: Callable) -> Callable[[Interpreter, tuple, dict], Any]:
     return call
 
 
+def _loading(load: Callable[[], None]) -> Callable[[Interpreter, tuple, dict], None]:
+    def call(interpreter: Interpreter, args: tuple, kwargs: dict) -> None:
+        load()
+    return call
+
+
 def _register() -> None:
     """Python functions of torch around C functions: the C function is called."""
-    wrappers, load_decompositions = torch_internals.transform_wrappers()
+    wrappers, loaders = torch_internals.transform_wrappers()
     for wrapper, function in wrappers.items():
         SPECIAL[wrapper] = _calling(function)
 
-    @special(load_decompositions)
-    def loaded(interpreter: Interpreter, args: tuple, kwargs: dict) -> None:
-        load_decompositions()
+    for load in loaders:
+        SPECIAL[load] = _loading(load)
 
 
 _register()
