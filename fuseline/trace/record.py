@@ -255,7 +255,7 @@ class Recorder(torch_internals.TorchDispatchMode):
         if name in STORAGE:
             return self._storage(func, args, kwargs)
         if name in GEOMETRY:
-            return self._geometry(func, args, kwargs)
+            return self._geometry(func, writes.functional, args, kwargs)
         targets = [args[i] if i < len(args) else kwargs.get(n) for i, n in writes.arguments]
         if name == "aten::copy_":
             self._assign(args[0], self._current(self.alias(args[1])), args[1])
@@ -330,13 +330,12 @@ class Recorder(torch_internals.TorchDispatchMode):
             return self.fresh(self._node(op_name(func), tuple(map(self._arg, args)), {}, plain), like)
         return self._node(op_name(func), tuple(map(self._arg, args)), {}, self.type_of(like))
 
-    def _geometry(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """t_(), squeeze_() ...: the object becomes a view of what it was."""
+    def _geometry(self, func: Any, view: Any, args: tuple, kwargs: dict) -> Any:
+        """t_(), squeeze_() ...: the object becomes a view, by the functional form `view`, of what it was."""
         target = args[0]
         old = self.alias(target)
         if old.input is not None:
             raise NotSupported(f"{op_name(func)} changes the geometry of an input")
-        view = getattr(getattr(torch.ops.aten, func._schema.name[6:-1]), func._overloadname)
         before = torch.ops.aten.alias.default(target)
         if func._schema.name != "aten::detach_":
             func(*args, **kwargs)

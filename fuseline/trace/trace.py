@@ -278,9 +278,10 @@ class _Trace:
             if alias.parent is None:
                 return OutputSpec("input", root.input, requires_grad=grad)
             return OutputSpec("view", root.input, "input", steps, None, grad, tracked, root.tensor.storage_offset())
-        if tracked and not root.tensor.requires_grad:        # a result of a custom function, or a view of one
+        alone = shared[alias.store] == 1 and not untracked_view                       # the only result in its memory needs no base
+        if tracked and not alone and not root.tensor.requires_grad:      # a result of a custom function, or a view of one
             root, steps = self._differentiable_base(alias)
-        if root.tensor is r or (shared[alias.store] == 1 and not untracked_view):
+        if root.tensor is r or alone:
             if alias.store not in base_at:
                 forward.append(recorder.fresh(recorder.current(r), r))
                 tensors.append(r)

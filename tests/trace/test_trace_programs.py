@@ -134,6 +134,10 @@ def fn_geometry(x):
     y.t_()
     y.unsqueeze_(0)
     y[0, 0].mul_(2)
+    y.transpose_(1, 2)
+    y.squeeze_(0)
+    y.swapdims_(0, 1)
+    y[0].add_(1)
     return y
 
 
