@@ -326,13 +326,10 @@ def symbolic_formulas(wanted: bool) -> AbstractContextManager:
 
 
 def to_symbolic_fake(mode: _FakeTensorMode, tensor: torch.Tensor, axes: frozenset[int], label: str) -> torch.Tensor:
-    """A fake tensor whose extents along `axes` are symbols; the others are constants, and so are strides that extents do not tell."""
+    """A fake tensor whose extents along `axes` are symbols; the others are constants."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
     sizes = [DimDynamic.DYNAMIC if i in axes else DimDynamic.STATIC for i in range(tensor.dim())]
-    told = {1, *(n * s for n, s in zip(tensor.shape, tensor.stride()))}
-    strides = [DimDynamic.INFER_STRIDE if s in told else DimDynamic.STATIC for s in tensor.stride()]
-    return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(
-        dynamic_sizes=sizes, dynamic_strides=strides))
+    return mode.from_tensor(tensor, source=InputSource(label), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
 
 
 def new_symbolic_int(shape_env: Any, value: int, label: str) -> torch.SymInt:
