@@ -102,6 +102,33 @@ def test_entries_are_reused_and_parameters_may_have_any_name():
     assert len(compiler.calls) == len(dispatcher.entries) == 2
 
 
+def test_the_entry_used_last_is_tried_first():
+    stub, dispatcher, _ = dispatch(lambda s: s)
+    checked = []
+    for s in "abc":
+        stub(s)
+    for entry in dispatcher.entries:
+        full = entry.full.best
+        entry.full.best = lambda full=full, entry=entry: lambda *values: checked.append(entry) or full()(*values)
+        entry.fast.prepare = lambda values: None
+    used = {}
+    for s in "abcaabbb":                                                  # from now on each check leaves a trace
+        checked.clear()
+        stub(s)
+        first = dispatcher.entries[0]
+        assert used.setdefault(s, first) is first
+    assert checked == [used["b"]]                                         # the third call in a row asked one entry only
+    assert dispatcher.entries[:2] == [used["b"], used["a"]]
+
+
+def test_the_recompile_limit_is_said_once(caplog):
+    stub, _, compiler = dispatch(lambda number: number, recompile_limit=2, dynamic=False)
+    for i in range(8):
+        stub(i)
+    assert len(compiler.calls) == 2
+    assert sum("recompile_limit" in r.getMessage() for r in caplog.records) == 1
+
+
 def test_a_size_that_changes_becomes_dynamic_and_0_and_1_do_not():
     stub, dispatcher, compiler = dispatch(lambda x, n: (x, n))
     for shape, n in (((4, 3), 7), ((5, 3), 7), ((6, 3), 7), ((1, 3), 7), ((8, 3), 9), ((8, 3), 10)):
