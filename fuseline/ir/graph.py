@@ -5,7 +5,7 @@ expressions over size symbols (`s0`). It prints as text that `fuseline.ir.parse.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -47,6 +47,18 @@ class ScalarType:
 
 
 Type = Union[TensorType, ScalarType, tuple, None]        # a tuple of types for an operator with several results
+
+
+def nested_strides(shape: Sequence[Size], stride: Sequence[Size]) -> tuple[int, ...] | None:
+    """The axes with more than one element, outermost first, if each stride spans all that is inside of it: then no two elements
+    overlap, and an element's place tells its index. None if that is not so, or not known."""
+    if not all(isinstance(n, int) for n in (*shape, *stride)):
+        return None
+    order = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: -int(stride[a]))          # type: ignore[arg-type]
+    inner = [*order[1:], None]
+    if any(stride[a] < (1 if b is None else stride[b] * shape[b]) for a, b in zip(order, inner)):            # type: ignore[operator]
+        return None
+    return tuple(order)
 
 
 def contiguous(shape: tuple[Size, ...]) -> tuple[Size, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fuseline.errors import LoweringError
 from fuseline.ir.expr import maximum, minimum, product
-from fuseline.ir.graph import Node, Size, TensorType
+from fuseline.ir.graph import Node, Size, TensorType, nested_strides
 from fuseline.lower import views
 from fuseline.lower.builder import KernelBuilder, Number, Val
 from fuseline.lower.context import Context, as_number, lowering
@@ -263,6 +263,30 @@ def select_scatter(context: Context, x: View, source: View, dim: int, index: Siz
     def value(k: KernelBuilder, place: tuple[Size, ...]) -> Val:
         mask = k.index(place[axis]).equals(k.index(chosen))
         return _replaced(k, x, source, place, (*place[:axis], *place[axis + 1:]), mask, out)
+    return context.fill(out, value)
+
+
+@lowering("aten.as_strided_scatter.default")
+def as_strided_scatter(context: Context, x: View, source: View, size: Sequence[Size], stride: Sequence[Size],
+                       storage_offset: Size | None = None) -> View:
+    """The storage is x's own, which begins at its first element. The view's elements must not overlap (`nested_strides`)."""
+    order = nested_strides(size, stride)
+    if order is None:
+        raise LoweringError("a write through as_strided whose elements may overlap")
+    out = context.result()
+    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride))
+
+    def value(k: KernelBuilder, index: tuple[Size, ...]) -> Val:
+        rest: Size = sum(i * s for i, s in zip(index, context.type.stride)) - (storage_offset or 0)
+        mask = k.within(rest, extent)
+        inside: list[Size] = [_FIRST] * len(size)
+        for axis in order:
+            inside[axis] = rest // stride[axis]
+            mask = k.both(mask, k.within(inside[axis], size[axis]))
+            rest = rest % stride[axis]
+        if not order or stride[order[-1]] != 1:
+            mask = k.both(mask, k.index(rest).equals(0))
+        return _replaced(k, x, source, index, tuple(inside), mask, out)
     return context.fill(out, value)
 
 

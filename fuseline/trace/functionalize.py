@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fuseline.errors import NotSupported
-from fuseline.ir.graph import Node
+from fuseline.ir.graph import Node, nested_strides
 from fuseline.ir.traced import ViewStep
 
 
@@ -131,6 +131,8 @@ def put_back(emit: Any, alias: Alias, base: Node, value: Node) -> Node:
     if name == "aten::diagonal":
         return emit(aten.diagonal_scatter.default, base, value, bound["offset"], bound["dim1"], bound["dim2"], like=parent)
     if name == "aten::as_strided":
+        if nested_strides(bound["size"], bound["stride"]) is None:       # PyTorch's operator needs a storage of its own
+            raise NotSupported("a write through as_strided of elements that may overlap", hint="clone the tensor before writing to it")
         return emit(aten.as_strided_scatter.default, base, value, list(bound["size"]), list(bound["stride"]),
                     bound["storage_offset"], like=parent)
     if name == "aten::unbind":
