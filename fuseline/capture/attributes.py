@@ -1,6 +1,7 @@
 """The attribute protocol on objects from outside and on new ones: what is read is guarded, what is written goes to an overlay."""
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -164,6 +165,10 @@ class Attributes(Containers):
             return self._unwrapped(raw)
         if kind is classmethod:
             return types.MethodType(self._unwrapped(raw), cls)
+        if kind is functools.cached_property and cls.__dictoffset__ and raw.attrname is not None:
+            value = self.interpreter_call(self.getattr(raw, "func"), (obj,), {})       # 3.11 does it under a lock
+            self.plain_setattr(obj, raw.attrname, value)
+            return value
         if is_python(kind, "__get__"):
             return self.interpreter_call(lookup(kind, "__get__")[1], (raw, obj, cls), {})
         if hasattr(kind, "__get__"):

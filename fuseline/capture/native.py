@@ -23,7 +23,7 @@ from fuseline.capture.library import Library
 from fuseline.capture.protocols import TAKES_INDEX, defines
 from fuseline.capture.provenance import CONSTANTS, IDENTITIES, MISSING, is_python, lookup
 from fuseline.capture.torch_calls import LEGACY_TYPE
-from fuseline.capture.values import is_pure
+from fuseline.capture.values import VIEWS, is_pure
 from fuseline.ir.region import Attr
 
 _PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "_collections", "cmath", "_bisect", "_heapq", "_abc", "_typing"})
@@ -159,6 +159,8 @@ class Natives(Library):
 
     def _slot(self, target: Any, name: str, args: tuple, kwargs: dict, function: Any) -> Any:
         """Special methods of builtin classes, reached through super() or a class: as the class itself has them."""
+        if name == "__get__" and isinstance(target, types.FunctionType) and args:
+            return self.native(function, *args) if args[0] is None else types.MethodType(target, args[0])
         if isinstance(target, type) and name == "__call__":
             return self.construct(target, args, kwargs, through_metaclass=False)
         if name == "__setattr__":
@@ -209,7 +211,7 @@ class Natives(Library):
                              "call it outside the compiled function")
         if isinstance(owner, (list, dict, set, frozenset, collections.deque, tuple)):
             return self._container_method(owner, name, args, kwargs, function)
-        if isinstance(owner, CONSTANTS) or self.source(owner) is None:
+        if isinstance(owner, (*CONSTANTS, slice)) or self.source(owner) is None:
             if name == "join" and isinstance(owner, (str, bytes)) and len(args) == 1:
                 args = (list(self.iterate(args[0])),)
             if isinstance(owner, (str, bytes)) and any(_deep_tensor(self.contents(a)) for a in (*args, *kwargs.values())):
@@ -224,6 +226,8 @@ class Natives(Library):
             return self.native(function, *args, **kwargs)
         if isinstance(owner, types.MappingProxyType) and name in _READ_ONLY:
             return self.native(getattr(self.contents(owner), name), *args, **kwargs)
+        if type(owner) in VIEWS and name in _READ_ONLY:
+            return self.native(getattr(self.contents(owner), name), *map(self.contents, args), **kwargs)
         raise break_here("unknown-c-function", f"{type(owner).__name__}.{name} is written in C and may change or read anything",
                          "call it outside the compiled function")
 
@@ -650,7 +654,7 @@ def _abs(world: Natives, value: Any) -> Any:
 
 @special(pow)
 def _pow(world: Natives, a: Any, b: Any, *modulus: Any) -> Any:
-    return world.binary(operator.pow, a, b) if not modulus else MISSING
+    return world.native(pow, *map(plain_number, (a, b, *modulus))) if modulus else world.binary(operator.pow, a, b)
 
 
 @special(round)

@@ -46,7 +46,8 @@ class Operators(Attributes):
             b = plain_number(self.contents(b))
             if holds_tensor(b):
                 raise break_here("item", "a tensor is turned into text", "format it outside the compiled function")
-            if self.shows_itself(b):
+            shown = self.contents(b)
+            if any(map(self.shows_itself, shown if isinstance(shown, tuple) else shown.values() if isinstance(shown, dict) else (shown,))):
                 raise break_here("text-of-objects", "the text of objects with their own __repr__ or __str__ is not captured",
                                  "format them outside the compiled function")
         if op is operator.mul and (isinstance(a, _SEQUENCES) or isinstance(b, _SEQUENCES)):
@@ -175,6 +176,8 @@ class Operators(Attributes):
         if isinstance(a, torch.Tensor):
             return self.record("call_function", op, (a,), {})
         name = f"__{op.__name__.strip('_')}__"
+        if op is operator.invert and isinstance(a, torch.SymInt):
+            a = self.native(plain_number, a)
         if is_python(type(a), name):
             return self.interpreter_call(self.special_method(a, name), (), {})
         if isinstance(a, torch.SymFloat) or isinstance(a, torch.SymInt) and op is operator.abs:

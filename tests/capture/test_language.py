@@ -410,3 +410,37 @@ def test_entries_of_classes_are_guarded():
     assert compiled(x)[0] == 2
     A.m = 5
     assert compiled(x)[0] == 7
+
+
+@whole
+def descriptors_of_the_standard_library():
+    import functools
+
+    class A:
+        calls = 0
+
+        def add(self, a, b):
+            return a + b
+
+        add_two = functools.partialmethod(add, b=2)
+
+        @functools.cached_property
+        def once(self):
+            self.calls += 1
+            return self.calls
+
+    outside = A()
+
+    def fn(x):
+        fresh = A()
+        return fresh.add_two(x), fresh.once + fresh.once, outside.once + outside.once, outside.__dict__["once"]
+    return fn
+
+
+@whole
+def text_of_named_tuples():
+    Pair = collections.namedtuple("Pair", "a b")
+
+    def fn(x):
+        return x + 1, repr(Pair(1, "b")), "%s-%s" % Pair(1, 2)          # noqa: UP031
+    return fn
