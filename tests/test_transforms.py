@@ -124,6 +124,18 @@ def test_a_checkpoint_that_changes_buffers_runs_in_pytorch():
     torch.testing.assert_close(step(fuseline.compile(function)), step(function))
 
 
+def test_results_of_leaves_made_inside_require_grad():
+    def energy(x):
+        y = x.detach().requires_grad_()
+        e = (y * y).sum()
+        return e, torch.autograd.grad(e, y, create_graph=True)[0], y
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        e, g, y = fuseline.compile(energy)(x)
+        assert e.requires_grad and g.requires_grad and y.requires_grad
+        (e + g.sum()).backward()
+        torch.testing.assert_close(y.grad, torch.full((3,), 4.0))
+
+
 @torch.library.custom_op("fuseline_tests::scaled_sine", mutates_args=())
 def scaled_sine(x: torch.Tensor, k: float) -> torch.Tensor:
     return torch.from_numpy((x.detach() * k).numpy()).sin()

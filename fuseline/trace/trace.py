@@ -87,7 +87,9 @@ class _Trace:
                           if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
         tangents: list[Node] = []
         gradients: dict[int, Node] = {}
-        if differentiable and self.leaves:
+        if differentiable and not self.leaves:
+            raise NotSupported("a result depends on a leaf that was made in the graph")
+        if differentiable:
             tangents, gradients = self._backward([tensors[i] for i in differentiable])
         else:
             differentiable = []
@@ -151,6 +153,8 @@ class _Trace:
         for i, x in enumerate(self.inputs):
             if isinstance(x, torch.SymFloat):
                 found.setdefault(str(torch_internals.own_symbol(x)), []).append((i, None))
+            elif isinstance(x, torch.SymInt):
+                found.setdefault(str(torch_internals.own_symbol(x)), [(i, None)])
             elif isinstance(x, torch.Tensor):                # symbols found equal to others: the guard that says so names them
                 for axis, size in enumerate(x.shape):
                     if isinstance(size, torch.SymInt):
@@ -274,6 +278,9 @@ class _Trace:
         if grad and not tracked and alias.parent is None and alias.input is None:
             raise NotSupported("a tensor made in the graph is a leaf that requires grad")
         root, steps = alias.path()
+        if grad and not tracked and alias.parent is not None and (
+                not root.tensor.requires_grad or any(step.op == "aten.detach.default" for step in steps)):
+            raise NotSupported("a tensor made in the graph is a leaf that requires grad")
         if root.input is not None:
             if alias.parent is None:
                 return OutputSpec("input", root.input, requires_grad=grad)
