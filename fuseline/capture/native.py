@@ -106,7 +106,17 @@ class Natives(Library):
     def isinstance_(self, value: Any, kinds: Any) -> bool:
         kinds = self.contents(kinds)
         actual = self.type_of(value)
-        return self.native(isinstance, value, kinds) if actual is type(value) else self.native(issubclass, actual, kinds)
+        if actual is type(value):
+            return self.native(isinstance, value, kinds)
+        if isinstance(value, torch.Tensor):                # classes of old torch have no instances, but answer for tensors
+            if isinstance(kinds, (tuple, types.UnionType)):
+                return any(self.isinstance_(value, kind) for kind in (kinds if isinstance(kinds, tuple) else kinds.__args__))
+            if kinds is torch.autograd.Variable:
+                return True
+            if isinstance(kinds, LEGACY_TYPE):
+                device = "cuda" if kinds.is_cuda else "xpu" if kinds.is_xpu else "cpu"
+                return (value.dtype, value.layout, value.device.type) == (kinds.dtype, kinds.layout, device)
+        return self.native(issubclass, actual, kinds)
 
     def call(self, function: Any, args: tuple, kwargs: dict) -> Any:
         """Call anything that is no plain Python function of the user's."""

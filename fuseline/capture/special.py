@@ -153,3 +153,14 @@ for _function in PYTHON_FUNCTIONS:
 def attention_fast_path(interpreter: Interpreter, args: tuple, kwargs: dict) -> bool:
     """False: the fused eager operator of encoder layers would hide from us what we fuse better, and it returns None as a tensor."""
     return False
+
+
+@special(torch.autograd.Variable)
+def variable(interpreter: Interpreter, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Variable(data, requires_grad=False), of programs older than PyTorch 0.4: `data` detached, in its memory."""
+    bound = dict(zip(("data", "requires_grad"), args)) | kwargs
+    if len(args) > 2 or bound.keys() - {"data", "requires_grad"} or not isinstance(bound.get("data"), torch.Tensor):
+        raise break_here("unsupported-torch", "Variable() of anything but a tensor is not captured", "use the tensor itself")
+    if bound.get("requires_grad", False) is not False:
+        raise break_here("unsupported-torch", "Variable() makes a leaf that requires gradients", "make it outside the compiled function")
+    return interpreter.world.torch_method("detach", (bound["data"],), {})

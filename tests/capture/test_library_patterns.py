@@ -119,6 +119,31 @@ class Scale(float):
     pass
 
 
+def test_tensors_are_instances_of_the_classes_of_old_torch():
+    def function(x):
+        return [isinstance(t, kind) for t in (x, x * 2, x.long()) for kind in (
+            torch.autograd.Variable, torch.FloatTensor, torch.LongTensor, torch.cuda.FloatTensor, (int, (str, torch.autograd.Variable)),
+            int | torch.autograd.Variable, torch.nn.Parameter)]
+
+    for x in (torch.ones(2), torch.nn.Parameter(torch.ones(2))):
+        assert fuseline.compile(function, **WHOLE)(x) == function(x)
+
+
+def test_variable_is_the_tensor_detached_in_its_memory():
+    def function(x, w):
+        v = torch.autograd.Variable(x)
+        v[1] = 7
+        return v, x * 2, torch.autograd.Variable(data=w, requires_grad=False) * w
+
+    (w, u), results = (torch.ones(3, requires_grad=True) for _ in range(2)), []
+    for made, call in ((w, function), (u, fuseline.compile(function, **WHOLE))):
+        x = torch.zeros(3)
+        *outputs, loss = call(x, made)
+        loss.sum().backward()
+        results.append([x, *outputs, made.grad])
+    torch.testing.assert_close(results[0], results[1])
+
+
 def test_numbers_of_subclasses_are_operands():
     torch.testing.assert_close(*both(lambda x: x * Scale(0.3) + torch.full((2,), Scale(2.0)), torch.ones(2)))
 
