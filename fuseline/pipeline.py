@@ -123,7 +123,7 @@ def compile_region_graph(region: Region, options: Options, record: CompileRecord
             backend = find_backend(options.backend)
             return _flat(backend(region.graph, [i.example for i in region.inputs])), ()
     compiled, traced = compile_torch_graph(region.graph, region.inputs, region.shape_env, options, record)
-    return compiled, () if traced is None else size_guards(traced, [i.source for i in region.inputs])
+    return compiled, () if traced is None else size_guards(traced, [i.source for i in region.inputs], region.guards)
 
 
 def _flat(function: Callable) -> CompiledGraph:
@@ -239,11 +239,15 @@ def pass_context(graph: Graph, inference: bool, options: Options) -> passes.Pass
                               options.channels_last)
 
 
-def size_guards(traced: Traced, sources: Sequence[Source]) -> tuple[Guard, ...]:
-    """Relations between sizes that the trace relies on, over the places where the sizes are found."""
+def size_guards(traced: Traced, sources: Sequence[Source], captured: Sequence[Guard]) -> tuple[Guard, ...]:
+    """Relations between sizes that the trace relies on, over the places where the sizes are found.
+
+    captured   the guards of capture: they know the places of numbers that are no input of the graph
+    """
     if not traced.guards and all(len(places) == 1 for places in traced.symbols.values()):
         return ()
-    symbols = tuple((name, (sources[places[0][0]], places[0][1])) for name, places in traced.symbols.items())
+    known = {name: place for guard in captured if guard.kind == "sizes" for name, place in guard.symbols}
+    symbols = tuple((known | {name: (sources[places[0][0]], places[0][1]) for name, places in traced.symbols.items()}).items())
     texts = list(traced.guards)
     extra: list[tuple[str, tuple]] = []
     for name, places in traced.symbols.items():
