@@ -93,6 +93,11 @@ class Generator:
         catch = self.frame.instruction.catch
         return catch is not None and self.frame.instructions[catch[0]].op != "CALL_INTRINSIC_1"
 
+    def may_clean_up(self) -> bool:
+        """Whether it has a try or with anywhere: then its last reference going away runs code of the program."""
+        code = self.frame.instructions
+        return any(i.catch is not None and code[i.catch[0]].op not in ("CALL_INTRINSIC_1", "POP_TOP", "SWAP", "END_FOR") for i in code)
+
     def _go(self, error: ProgramError | None) -> Any:
         interpreter, frame = self.interpreter, self.frame
         if self.running:

@@ -383,6 +383,10 @@ class Interpreter:
         world, code = self.world, frame.code
         ins = frame.instructions[frame.at]
         stack = frame.stack if innermost else frame.stack[:len(frame.stack) - frame.pending]
+        if any(type(v) is Generator and v.begun and not v.closed and v.may_clean_up() for v in stack):
+            # The caller of the code that goes on would hold it: leaving the loop would not close it at once.
+            raise CannotCapture(self.complete(GraphBreak("generator", "", "a generator with a try or with is iterated over at a break",
+                                                         "consume the generator before, or build a list instead")))
         live = live_locals(code, frame.at if innermost else frame.at + 1)
         if not innermost and ins.catch is not None and live is not None:
             live |= live_locals(code, ins.catch[0]) or frozenset()
