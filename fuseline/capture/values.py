@@ -6,6 +6,7 @@ import binascii
 import collections
 import copy
 import datetime
+import gc
 import inspect
 import json
 import os
@@ -33,6 +34,10 @@ LIBRARY_CONSTANTS: tuple[type, ...] = (*_DATES, *_SCALARS, *_DTYPES)
 LIBRARY_IDENTITIES: tuple[type, ...] = (re.Pattern,)
 # Objects that native functions may make and look at, and that nobody can change.
 FROZEN: tuple[type, ...] = (re.Pattern, re.Match)
+
+# Views of dicts -> the method that makes them.
+_EMPTY: tuple[dict, ...] = ({}, collections.OrderedDict())
+VIEWS: dict[type, str] = {type(getattr(entries, name)()): name for entries in _EMPTY for name in ("keys", "values", "items")}
 
 # Functions of strings and plain containers, in C or in Python, that look at nothing else.
 _PURE_FUNCTIONS: frozenset[Any] = frozenset({
@@ -100,6 +105,11 @@ def memory_of(value: Any) -> Any:
 def copy_of_buffer(value: Any) -> Any:
     """A new buffer like one that was made during capture."""
     return value.copy(order="K") if is_array(value) else copy.copy(value)
+
+
+def viewed(view: Any) -> dict:
+    """The dict that a view of keys, values or items shows: the function of a Computed source."""
+    return gc.get_referents(view)[0]
 
 
 def dereference(reference: weakref.ReferenceType) -> Any:
