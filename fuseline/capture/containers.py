@@ -19,7 +19,8 @@ from fuseline.capture.class_entries import ClassEntries
 from fuseline.capture.errors import Break, CannotCapture, ProgramError, RegionEnd, RestartCapture, break_here
 from fuseline.capture.inputs import Inputs
 from fuseline.capture.provenance import CONSTANTS, IDENTITIES, MISSING, is_python, lookup
-from fuseline.ir.region import Item, KeyAt, Source
+from fuseline.capture.values import VIEWS, viewed
+from fuseline.ir.region import Computed, Item, KeyAt, Source
 
 PASS_THROUGH = (Break, CannotCapture, ProgramError, RegionEnd, RestartCapture)
 _BUILTIN_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
@@ -144,6 +145,9 @@ class Containers(Inputs):
     # -- contents ------------------------------------------------------------------------------------------------
     def contents(self, value: Any) -> Any:
         """What native code may look at in place of a container: itself if it is new, else its shadow or a wrapped copy."""
+        if type(value) in VIEWS and (source := self.source(value)) is not None:
+            shown = self.read(viewed(value), Computed(viewed, (source,)))
+            return getattr(self.contents(shown), VIEWS[type(value)])()
         if not isinstance(value, (*_BUILTIN_CONTAINERS, types.MappingProxyType)) or isinstance(value, torch.Size):
             return value
         source = self.source(value)
@@ -366,7 +370,7 @@ class Containers(Inputs):
             return ProgramIterator(self, found) if is_python(type(found), "__next__") else found
         if not hasattr(cls, "__iter__") and is_python(cls, "__getitem__"):
             return self._by_index(value)
-        if self.source(value) is not None and not isinstance(value, (*_BUILTIN_CONTAINERS, types.MappingProxyType, type)):
+        if self.source(value) is not None and not isinstance(value, (*_BUILTIN_CONTAINERS, types.MappingProxyType, type, *VIEWS)):
             if hasattr(cls, "__next__"):
                 raise break_here("iterator", f"a {cls.__name__} that began outside the captured code is iterated over",
                                  "pass the list or the range and iterate over it inside")

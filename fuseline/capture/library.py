@@ -53,7 +53,7 @@ class Library(Protocols):
 
     def known_state(self, value: Any, what: str) -> None:
         """Raise Break for an object from outside whose state only C code sees: no guard would notice that it changed."""
-        if self.source(value) is not None and values.is_opaque(type(value)) and not isinstance(value, torch.Tensor):
+        if self.source(value) is not None and values.is_opaque(type(value)) and not isinstance(value, (torch.Tensor, *values.VIEWS)):
             raise break_here("unknown-c-function", f"{what} of a {type(value).__name__} is not captured",
                              "convert it outside the compiled function")
 

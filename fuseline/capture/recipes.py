@@ -157,9 +157,7 @@ class Recipes(Natives):
         if kind is types.SimpleNamespace:
             return self._begin(value, New("call", [Const(kind)], {k: self.recipe(v) for k, v in vars(value).items()}))
         if kind is types.MappingProxyType:
-            shown = gc.get_referents(value)[0]
-            shown = next((outside for outside, shadow in self.shadows.values() if shadow is shown), shown)
-            return self._begin(value, New("call", [Const(kind), self.recipe(shown)]))
+            return self._begin(value, New("call", [Const(kind), self.recipe(self._from_shadow(gc.get_referents(value)[0]))]))
         if kind is weakref.ReferenceType and value.__callback__ is None and value() is not None:
             return self._begin(value, New("call", [Const(kind), self.recipe(value())]))
         if (memory := memory_of(value)) is not None:
@@ -173,6 +171,10 @@ class Recipes(Natives):
         if found is not None:
             return found
         return self._instance(value)
+
+    def _from_shadow(self, contents: Any) -> Any:
+        """The container from outside that a shadow stands for; anything else as it is."""
+        return next((outside for outside, shadow in self.shadows.values() if shadow is contents), contents)
 
     def _refuse(self, value: Any) -> BaseException:
         return break_here("cannot-rebuild", f"a {type(value).__name__} that is in use where the region ends cannot be made again",
@@ -230,8 +232,8 @@ class Recipes(Natives):
         if name in _DICT_ITERATORS:
             return self._dict_iterator(value, *_DICT_ITERATORS[name])
         if name in _VIEWS and hasattr(value, "mapping"):
-            made = self._dict(dict(value.mapping))
-            return New("call", [New("call", [Const(getattr), made, Const(name.partition("_")[2])])])
+            shown = self._from_shadow(gc.get_referents(value)[0])
+            return New("call", [New("call", [Const(getattr), self.recipe(shown), Const(name.partition("_")[2])])])
         if kind in (zip, map, filter, enumerate) or kind.__module__ == "itertools" or name in _ITERATORS:
             try:
                 with warnings.catch_warnings():            # 3.12 announces that 3.14 has no __reduce__

@@ -204,3 +204,39 @@ def test_operators_of_objects_with_torch_function_are_left_to_python():
         return y + Wrapped(y), torch.add(Wrapped(y), 1)
     for a, b in zip(program(torch.ones(2)), compiled(program)(torch.ones(2))):
         assert torch.equal(a, b)
+
+
+def test_views_of_dicts_follow_the_dict_over_a_break_and_from_outside():
+    def program(d):
+        keys, values, items = d.keys(), d.values(), d.items()
+        d["b"] = d["a"] + 1
+        print(end="")
+        d["c"] = 3
+        return list(keys), len(values), "c" in keys, [k for k, _ in items], list(values)[1], keys, {*keys} & d.keys()
+    target = compiled(program)
+    for _ in range(2):
+        want, d = program({"a": torch.ones(2)}), {"a": torch.ones(2)}
+        got = target(d)
+        assert want[:4] == got[:4] and torch.equal(want[4], got[4]) and got[5].mapping == d and want[6] == got[6]
+
+    def outside(keys, values):
+        return [v * 2 for v in values], "b" in keys, len(keys)
+    target = compiled(outside, fullgraph=True)
+    for entries in ({"a": torch.ones(2)}, {"a": torch.zeros(2)}, {"b": torch.ones(2), "a": torch.ones(2)}):
+        want, got = outside(entries.keys(), entries.values()), target(entries.keys(), entries.values())
+        assert want[1:] == got[1:] and all(map(torch.equal, want[0], got[0]))
+
+
+def test_native_iterators_that_raise_or_need_values():
+    def strict(x):
+        try:
+            for a, b in zip([1, 2], [x], strict=True):
+                x = b + a
+        except ValueError as error:
+            return x, str(error)
+    want, got = strict(torch.ones(2)), compiled(strict, fullgraph=True)(torch.ones(2))
+    assert torch.equal(want[0], got[0]) and want[1] == got[1]
+
+    def chosen(x):
+        return [v for v in filter(lambda v: x.sum() > v, [1, 9, 2])], slice(1, 9).indices(5)
+    assert compiled(chosen)(torch.ones(3)) == ([1, 2], (1, 5, 1))
