@@ -441,7 +441,7 @@ def test_sizes_that_depend_on_data_are_captured_only_under_fullgraph():
 
 
 def test_script_if_tracing_is_the_python_function():
-    captured = simulate(torch.jit.script_if_tracing(lambda x: x.sin() + 1))
+    captured = simulate(torch.jit.script_if_tracing(lambda x: torch.jit.annotate(torch.Tensor, x).sin() + 1))
     assert torch.equal(captured(T(1, 2)), T(1, 2).sin() + 1)
     assert [type(r.end) for r in captured.regions] == [Returned]
 
