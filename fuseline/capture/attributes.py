@@ -59,10 +59,15 @@ class Attributes(Containers):
                 if isinstance(error.value, AttributeError) and is_python(cls, "__getattr__"):
                     return self.interpreter_call(self.class_member(cls, "__getattr__", obj), (obj, name), {})
                 raise
-        return self.plain_getattr(obj, name)
+        try:
+            return self.plain_getattr(obj, name)
+        except ProgramError as error:
+            if isinstance(error.value, AttributeError) and is_python(cls, "__getattr__"):
+                return self.interpreter_call(self.class_member(cls, "__getattr__", obj), (obj, name), {})
+            raise
 
     def plain_getattr(self, obj: Any, name: str) -> Any:
-        """As object.__getattribute__, and `__getattr__` where that finds nothing."""
+        """As object.__getattribute__."""
         cls = type(obj)
         base, raw = lookup(cls, name)
         written = self._written(obj, name)
@@ -84,8 +89,10 @@ class Attributes(Containers):
             found = self._module_entry(obj, name)
             if found is not MISSING:
                 return found
-        if is_python(cls, "__getattr__"):
-            return self.interpreter_call(self.class_member(cls, "__getattr__", obj), (obj, name), {})
+        if written is ABSENT:
+            raise ProgramError(AttributeError(f"'{cls.__name__}' object has no attribute '{name}'"))
+        if is_python(cls, "__getattr__") or is_python(cls, "__getattribute__"):
+            return self.native(object.__getattribute__, obj, name)
         value = self.native(getattr, obj, name)            # C code answers, a proxy of another object for example
         return value if source is None else self.read(value, Attr(source, name))
 

@@ -444,3 +444,43 @@ def text_of_named_tuples():
     def fn(x):
         return x + 1, repr(Pair(1, "b")), "%s-%s" % Pair(1, 2)          # noqa: UP031
     return fn
+
+
+@whole
+def attribute_protocol_falls_back_in_order():
+    class A:
+        def __init__(self):
+            self.kept = 1
+
+        def __getattribute__(self, name):
+            try:
+                return object.__getattribute__(self, name)
+            except AttributeError:
+                if name.startswith("caught"):
+                    return "caught"
+                raise
+
+        def __getattr__(self, name):
+            return "fallback " + name
+
+        @property
+        def fails(self):
+            raise AttributeError("inner")
+
+    class B:
+        def __init__(self):
+            self.kept = 1
+
+    outside = B()
+
+    def fn(x):
+        a, found = A(), []
+        outside.kept = 2
+        del outside.kept
+        try:
+            found.append(outside.kept)
+        except AttributeError as error:
+            found.append(str(error))
+        outside.kept = 3
+        return x + a.kept, a.caught_here, a.other, a.fails, getattr(outside, "none", 4), found
+    return fn
