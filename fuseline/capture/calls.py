@@ -54,7 +54,8 @@ TORCH_NOT_INLINED = {
     "torch.fx": ("symbolic-tracing", "trace outside the compiled function"),
     "torch._subclasses": ("symbolic-tracing", "trace outside the compiled function"),
 }
-_TORCH_INLINED = frozenset({"is_scripting", "is_tracing", "is_initialized", "is_available", "_is_tracing", "unused", "ignore", "annotate"})
+_TORCH_INLINED = frozenset({"is_scripting", "is_tracing", "is_initialized", "is_available", "_is_tracing", "unused", "ignore",
+                            "annotate"})
 # The mark of `torch.jit.script_if_tracing`, whose wrapper is the Python function except under `torch.jit.trace`.
 _SCRIPT_IF_TRACING = "__script_if_tracing_wrapper"
 # What `inspect` has that depends on its arguments alone.
