@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -495,3 +496,19 @@ def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
 def foreach_clone(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copies of dense tensors of one real type, in few kernels: a product with 1, which is exact."""
     return list(torch._foreach_mul(tensors, 1))
+
+
+def setting(name: str) -> Any:
+    """What torch answers when it is asked for a setting of the process ("get_num_threads", "_get_deterministic_algorithms")."""
+    return (getattr(torch._C, name, None) or getattr(torch, name))()
+
+
+def asks_setting(function: Callable, name: str) -> bool:
+    """Whether `function` is the one that `setting(name)` calls."""
+    where = torch._C if isinstance(function, types.BuiltinFunctionType) else torch
+    return getattr(where, name, None) is function
+
+
+def assert_async() -> Callable:
+    """The operator (condition, message) that raises RuntimeError(message) when it runs, if the condition is false."""
+    return torch._assert_async

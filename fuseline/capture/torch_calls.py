@@ -156,8 +156,7 @@ class TorchCalls(Operators):
     def _asked(self, function: Callable, answer: Any) -> None:
         """The program asked for a setting of the process: guard it, unless it is among those that a region may change."""
         name = _name(function)
-        where = torch._C if isinstance(function, types.BuiltinFunctionType) else torch
-        if name.startswith(_SETTINGS) and type(answer) in CONSTANTS and getattr(where, name, None) is function \
+        if name.startswith(_SETTINGS) and type(answer) in CONSTANTS and torch_internals.asks_setting(function, name) \
                 and not any(word in name for word in _CHANGEABLE):
             self.guard(None, "mode", (name, answer))
         else:
@@ -165,7 +164,8 @@ class TorchCalls(Operators):
 
     def _demand(self, holds: Callable, message: str) -> None:
         """Record that the graph raises RuntimeError(message) unless a formula of the tensor that is given first holds everywhere."""
-        self.record("call_function", torch._assert_async, (holds(lambda f, *args: self.record("call_function", f, args, {})), message), {})
+        condition = holds(lambda f, *args: self.record("call_function", f, args, {}))
+        self.record("call_function", torch_internals.assert_async(), (condition, message), {})
 
     def _check_out(self, function: Callable, args: tuple, kwargs: dict) -> None:
         """Raise Break where an operator would resize the tensors that it writes its results into."""

@@ -38,11 +38,7 @@ NAMESPACE: dict[str, Any] = {f"_mode_{name}": reader for name, (reader, _) in _M
     "_functorch": torch_internals.functorch_interpreter}
 
 
-def _setting(name: str) -> Any:
-    return (getattr(torch._C, name, None) or getattr(torch, name))()
-
-
-NAMESPACE["_setting"] = _setting
+NAMESPACE["_setting"] = torch_internals.setting
 
 
 def _is_setting(name: str) -> bool:
@@ -57,7 +53,7 @@ def _known(name: str) -> None:
 def read(name: str) -> Any:
     """The state of a mode now. Raises ValueError for an unknown name."""
     _known(name)
-    return _setting(name) if _is_setting(name) else _MODES[name][0]()
+    return torch_internals.setting(name) if _is_setting(name) else _MODES[name][0]()
 
 
 def describe(name: str) -> str:

@@ -155,8 +155,6 @@ class _Trace:
                 found.setdefault(str(torch_internals.own_symbol(x)), []).append((i, None))
             elif isinstance(x, torch.SymInt):
                 found.setdefault(str(torch_internals.own_symbol(x)), [(i, None)])
-            elif isinstance(x, torch.SymInt):
-                found.setdefault(str(torch_internals.own_symbol(x)), [(i, None)])
             elif isinstance(x, torch.Tensor):                # symbols found equal to others: the guard that says so names them
                 for axis, size in enumerate(x.shape):
                     if isinstance(size, torch.SymInt):

@@ -395,7 +395,7 @@ def test_one_tensor_in_two_places_is_one_input():
     assert len(captured.regions) == 2
 
 
-def test_views_of_one_memory_with_a_write_are_left_to_python():
+def test_views_of_one_memory_with_a_write():
     def program(a, b):
         a.add_(1)
         return a * b
@@ -403,7 +403,7 @@ def test_views_of_one_memory_with_a_write_are_left_to_python():
     captured = simulate(program)
     base, twin = torch.arange(6.0), torch.arange(6.0)
     assert torch.equal(captured(base[:4], base[2:]), program(twin[:4], twin[2:])) and torch.equal(base, twin)
-    assert len(captured.refusals) == 1
+    assert not captured.refusals
 
 
 def test_symbolic_sizes_and_numbers():

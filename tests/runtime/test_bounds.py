@@ -1,6 +1,8 @@
 """An index outside of its axis raises in compiled code on the CPU, as in eager mode, and no other index does."""
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,7 +46,7 @@ def test_programs_raise_as_eager_does(name: str, dynamic: bool) -> None:
         try:
             expected = fn(x, i)
         except (IndexError, RuntimeError) as error:
-            with pytest.raises(type(error), match=r"out of bounds for dimension \d with size 4( \(aten|$)"):
+            with pytest.raises(type(error), match=re.escape(str(error))):      # Python ran the code: eager's own words
                 compiled(x, i)
         else:
             torch.testing.assert_close(compiled(x, i), expected)
@@ -77,7 +79,7 @@ def test_a_call_after_one_that_raised_is_right_and_modules_train() -> None:
     good, bad = torch.tensor([[1, 2], [3, 9]]), torch.tensor([[1, 2], [3, 10]])
     expected = model(good)
     for _ in range(2):
-        with pytest.raises(IndexError, match="dimension 0 with size 10"):
+        with pytest.raises(IndexError, match="index out of range in self"):
             compiled(bad)
         torch.testing.assert_close(compiled(good), expected)
     compiled(good).sum().backward()
