@@ -110,11 +110,19 @@ def transform_depth() -> int:
     return torch._C._functorch.get_dynamic_layer_stack_depth() if torch._C._functorch.peek_interpreter_stack() is not None else 0
 
 
+_LEAVE = {"Grad": "_grad_decrement_nesting", "Jvp": "_jvp_decrement_nesting", "Vmap": "_vmap_decrement_nesting",
+          "Functionalize": "_func_decrement_nesting"}
+
+
 def leave_transforms(depth: int) -> None:
     """Leave the torch.func transforms that code entered and did not leave, until `depth` are active."""
-    if transform_depth() > depth:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-        torch._C._functorch.set_inplace_requires_grad_allowed(False)
+    left = transform_depth() > depth
+    while transform_depth() > depth:
+        kind = torch._C._functorch.peek_interpreter_stack().key().name
+        getattr(torch._C._functorch, _LEAVE[kind])()
+    if left:
+        with contextlib.suppress(RuntimeError):                  # torch 2.11 keeps the flag with the transform, which is gone
+            torch._C._functorch.set_inplace_requires_grad_allowed(False)
         with contextlib.suppress(RuntimeError):                  # the only level of forward-mode differentiation, if it is on
             torch._C._exit_dual_level(level=0)
 
@@ -512,3 +520,11 @@ def asks_setting(function: Callable, name: str) -> bool:
 def assert_async() -> Callable:
     """The operator (condition, message) that raises RuntimeError(message) when it runs, if the condition is false."""
     return torch._assert_async
+
+
+def symbolic_kernels() -> AbstractContextManager:
+    """Inside, operators made of others work on symbolic sizes: before torch 2.14 some do so only by their kernels in Python."""
+    if torch.torch_version.TorchVersion(torch.__version__) >= "2.14":
+        return contextlib.nullcontext()
+    from torch._dispatch.python import enable_python_dispatcher
+    return enable_python_dispatcher()

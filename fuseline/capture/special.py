@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fuseline.capture.autograd_function import apply_function
 from fuseline.capture.errors import ProgramError, break_here
 from fuseline.capture.frame import Unread
 from fuseline.capture.provenance import CONSTANTS, MISSING
@@ -164,3 +165,12 @@ def variable(interpreter: Interpreter, args: tuple, kwargs: dict) -> torch.Tenso
     if bound.get("requires_grad", False) is not False:
         raise break_here("unsupported-torch", "Variable() makes a leaf that requires gradients", "make it outside the compiled function")
     return interpreter.world.torch_method("detach", (bound["data"],), {})
+
+
+if isinstance(torch.autograd.Function.apply, types.MethodType):                  # in Python before torch 2.14, in C since
+    @special(torch.autograd.Function.apply.__func__)
+    def apply(interpreter: Interpreter, args: tuple, kwargs: dict) -> Any:
+        function, *values = args
+        if kwargs:
+            raise break_here("autograd-function", f"{function.__name__}.apply with keywords is not captured", "pass them by position")
+        return apply_function(interpreter.world, function, tuple(values), interpreter.call)

@@ -2,6 +2,7 @@
 the backward that autograd itself runs under the same recorder."""
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Container, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,10 @@ class _Trace:
             with recorder:
                 if clone:
                     arguments = [self._cloned(i, a) for i, a in enumerate(arguments)]
-                results = self._forward(arguments)
+                symbolic = any(isinstance(x, torch.SymInt) for a in arguments
+                               for x in (a.shape if isinstance(a, torch.Tensor) else (a,)))
+                with torch_internals.symbolic_kernels() if symbolic else contextlib.nullcontext():
+                    results = self._forward(arguments)
         outputs, mutations, forward, tensors = self._forward_outputs(results, arguments)
         differentiable = [i for i, t in enumerate(tensors)
                           if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
