@@ -36,12 +36,23 @@ def first_rows(result: dict) -> list[str]:
     return lines
 
 
+def capture_rows(result: dict) -> list[str]:
+    lines = [f"Call overhead and capture time on {result['device']} ({result['date']}), against torch.compile(backend=\"eager\").", "",
+             "| what | workload | fuseline | torch.compile | ratio |", "|---|---|---|---|---|"]
+    lines += [f"| {row['what']} | {row['workload']} | {row['fuseline']} {row['unit']} | {row['torch']} {row['unit']} | {row['ratio']} |"
+              for row in result["rows"]]
+    return lines
+
+
+WRITERS = {"steady": steady_rows, "first": first_rows, "capture": capture_rows}
+
+
 def main() -> None:
     parts = []
     for path in sorted((HERE / "results").glob("*.json")):
         result = json.loads(path.read_text())
-        if "rows" in result and result.get("what") in ("steady", "first"):
-            parts.append("\n".join((steady_rows if result["what"] == "steady" else first_rows)(result)))
+        if "rows" in result and result.get("what") in WRITERS:
+            parts.append("\n".join(WRITERS[result["what"]](result)))
     readme = HERE.parent / "README.md"
     text = readme.read_text()
     head, _, rest = text.partition(BEGIN)

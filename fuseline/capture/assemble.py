@@ -13,6 +13,9 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from fuseline import torch_internals
 from fuseline.errors import InternalError
 from fuseline.ir.entry import Assembled, Recovery, drive, input_versions
 from fuseline.ir.fetch import Constants, Fetcher, parameter
@@ -382,14 +385,16 @@ class _Writer:
     def run_graph(self, compiled: CompiledGraph) -> None:
         """Call the graph. `G` holds its outputs."""
         arguments = [self.fetcher.name(i.source) for i in self.region.inputs]
-        given, call = ", ".join(arguments), f"G = {self.constants.name(compiled)}({', '.join(arguments)})"
+        call = f"G = {self.constants.name(compiled)}({', '.join(arguments)})"
         graph = self.region.graph
         if self.region.restore is None or _writes_unseen(graph):
             self.lines.append(call)
             return
         self.recovery = Recovery(self.region.restore if _changes_state(graph) else None)
         recovery, versions = self.constants.name(self.recovery), "None"
-        if _writes(graph):
+        # Only what capture saw written to can have changed when the graph raises: reading all parameters' versions takes 70 us a call.
+        given = ", ".join(name for name, i in zip(arguments, self.region.inputs, strict=True) if _written(i.example))
+        if given and _writes(graph):
             versions = "V"
             self.lines.append(f"V = _versions([{given}])")
         values = ", ".join([*map(parameter, self.names), "C"])
@@ -441,6 +446,11 @@ _WRITING = frozenset(["setitem", "__setitem__", *(name for name in dir(operator)
 
 def _target_name(node: Any) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _written(example: Any) -> bool:
+    """Whether an input's fake tensor was written to during capture."""
+    return isinstance(example, torch.Tensor) and torch_internals.version_of(example) != 0
 
 
 def _writes(graph: Any) -> bool:
