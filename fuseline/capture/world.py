@@ -136,6 +136,10 @@ class World(Recipes):
 
         Raises RestartShared if they do in this call, CannotCapture if then they cannot be views of one input.
         """
+        if any(base.requires_grad for base in self._span_inputs.values()):
+            # In eager only the tensor that is written to becomes differentiable, here all that share the span would.
+            raise CannotCapture(GraphBreak("aliased-inputs", self.where(), "a write into memory that two tensors share is differentiable",
+                                           "pass a clone, or write outside the compiled function"))
         fakes = list(self.fakes.values())
         written = [(real, fake) for real, fake in fakes if torch_internals.version_of(fake) != self._versions.get(id(fake), 0)]
         apart = [(real, self.found_at(fake)) for real, fake in fakes if written and self._span(self.source(fake)) is None]

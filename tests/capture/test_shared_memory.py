@@ -58,3 +58,17 @@ def test_writes_that_read_themselves_raise_as_in_eager():
     x = torch.arange(9.)
     with pytest.raises(RuntimeError, match="single memory location"):
         fuseline.compile(lambda y: y[1:].add_(y[:-1]))(x)
+
+
+def test_a_differentiable_write_leaves_the_other_tensors_of_the_memory_as_they_are():
+    def program(a, b, x):
+        a.mul_(x)
+        return b + 1
+
+    compiled = fuseline.compile(program, backend="eager")
+    for needs in (False, True, False):
+        for call in (program, compiled):
+            a = torch.ones(3, 4)
+            b, x = a.detach(), torch.full((3, 4), 2.0, requires_grad=needs)
+            out = call(a, b, x)
+            assert torch.equal(out, torch.full((3, 4), 3.0)) and a.requires_grad == needs and not b.requires_grad
