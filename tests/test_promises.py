@@ -183,3 +183,22 @@ def test_batch_norm_statistics_and_dropout_in_training():
 def test_wrong_arguments_list_the_right_ones(wrong, listed):
     with pytest.raises(ValueError, match=listed):
         fuseline.compile(lambda x: x, **wrong)
+
+
+def test_a_break_inside_no_grad_keeps_the_gradients_of_what_follows():
+    def program(x, w):
+        with torch.no_grad():
+            total = x.sum().item()
+            z = x * 2
+        y = (x * w).sin() + z
+        with torch.no_grad():
+            u = y * 3
+        return y, u, z, total
+
+    compiled = fuseline.compile(program, options={"strict": True})
+    x, w = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True)
+    for _ in range(2):
+        want, got = program(x, w), compiled(x, w)
+        assert [t.requires_grad for t in got[:3]] == [True, False, False] == [t.requires_grad for t in want[:3]]
+        gradients = [torch.autograd.grad(out[0].sum(), w)[0] for out in (want, got)]
+        torch.testing.assert_close(*gradients)

@@ -36,6 +36,8 @@ def wrap(traced: Traced, partitioned: Partitioned | None, compile_graph: Compile
     if partitioned is None:
         return _inference(traced, compile_graph(traced.graph))
     function = _training_function(traced, partitioned, compile_graph, graph_module, lazy_backward)
+    if not torch.is_grad_enabled():                          # the graph itself leaves no_grad: a break inside the block starts it there
+        function = torch.enable_grad()(function)
     finish = _Epilogue(traced)
     if finish.trivial:
         return function
