@@ -92,6 +92,14 @@ def _is_our_bug(error: BaseException) -> bool:
     return last is not None and last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
+def _reported(error: BaseException) -> bool:
+    """Never refuses, in users' hands; but a mistake of ours is said, once."""
+    if _is_our_bug(error):
+        reason = f"{type(error).__name__}: {error}"
+        log.warn_once(f"graph {reason}", f"a compiled graph failed and Python runs the call instead; please report it: {reason}")
+    return False
+
+
 def _never(*values: Any) -> None:
     """The check of a dispatcher without entries."""
 
@@ -265,7 +273,7 @@ class Dispatcher:
                 entry = Entry(compiled, self.names, self.code.co_freevars, drives=not self.is_resume)
             recovery = compiled.run.recovery
             if recovery is not None:
-                recovery.eager, recovery.refused = self._eager, _is_our_bug if options.strict else None
+                recovery.eager, recovery.refused = self._eager, _is_our_bug if options.strict else _reported
         except NotSupported as refusal:
             if options.fullgraph:
                 if isinstance(refusal, GraphBreakError):

@@ -73,3 +73,17 @@ def test_a_graph_that_raises_leaves_what_eager_leaves(function, backend):
             torch.testing.assert_close(got[0], want[0])
         else:
             assert want[0] == got[0]
+
+
+def test_a_mistake_of_ours_in_a_graph_is_said(caplog):
+    from fuseline.errors import InternalError
+
+    def broken(graph_module, inputs):
+        def run(*args):
+            raise InternalError("a mistake")
+        return run
+
+    compiled = fuseline.compile(lambda x: x + 1, backend=broken, options={"strict": False})
+    with caplog.at_level("WARNING", logger="fuseline"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert any("a mistake" in record.getMessage() for record in caplog.records)
